@@ -1,0 +1,15 @@
+"""Static options of a render, hashable so that they can key a compiled program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """What is compiled into the renderer; everything traced is an argument of ``splat.render`` instead."""
+
+    antialias: bool = False  # scale opacity by the footprint lost to the low-pass filter (spec §1.1 step 5)
+    pair_capacity: int | None = None  # tile-row pairs there is room for; None: counted when concrete, else from N
+    low_pass: float = 0.3  # added to both diagonal entries of the projected covariance, pixels²
+    near: float = 0.2  # rows at or before this camera depth are not rendered, world units

@@ -1,0 +1,71 @@
+"""What a training pipeline offers the trainer: pure functions over frozen pytrees.
+
+3DGS implements this protocol and so can any sibling or a renderer from elsewhere. The trainer owns order, devices,
+files and time; a pipeline owns the state and what one optimizer step or one structural event does to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import struct
+
+from splat.cameras import Camera
+from splat.gaussians import Gaussians
+
+
+@struct.dataclass
+class View:
+    """One training sample on the device."""
+
+    camera: Camera
+    photo: jax.Array  # [H, W, 3] uint8
+    mask: jax.Array | None  # [H, W] uint8 weight 0..255 of a pixel in the loss, or None: all count
+    background: jax.Array  # [3] colour behind everything, 0..1
+
+
+@struct.dataclass
+class Evidence:
+    """What one unit really did (paper §4.3), known after backward."""
+
+    active: jax.Array  # [N] bool, C_U: rows that took part in a view of the unit
+    magnitude: jax.Array  # [N] g_U(p): norm of the NDC position gradient, summed over views
+    visible_count: jax.Array  # [N] int32, in how many views of the unit the row was visible
+    pairs: jax.Array  # [] int32, tile-row pairs of the largest view
+    overflow: jax.Array  # [] bool, a static capacity was too small: the gradients must not be used
+    loss: jax.Array  # [] mean loss over the unit's views
+    mse: jax.Array  # [] mean squared colour error over the unit's views
+
+
+class Pipeline(Protocol):
+    """Pure functions of one pipeline. ``State`` is a frozen pytree with at least ``gaussians`` and ``alive``."""
+
+    name: str
+
+    def init(self, points: np.ndarray, colours: np.ndarray, extent: float, seed: int) -> Any:
+        """State from points [P, 3] (world units) and colours [P, 3] uint8 (spec §0.1)."""
+        ...
+
+    def scope(self, state: Any, camera: Camera) -> tuple[jax.Array, jax.Array]:
+        """([N] bool rows the renderer may touch in this view, [] int32 tile-row pairs it will list)."""
+        ...
+
+    def loss_and_grad(self, state: Any, views: Sequence[View], step: jax.Array,
+                      pair_capacity: int) -> tuple[Gaussians, Evidence]:
+        """Gradient of the mean loss over the unit's views at 1-based ``step``, and the evidence."""
+        ...
+
+    def update(self, state: Any, grads: Gaussians, evidence: Evidence, step: jax.Array) -> Any:
+        """One optimizer step and the density statistics."""
+        ...
+
+    def events(self, step: int) -> tuple[str, ...]:
+        """Names of the structural events due at 1-based ``step``, in order; plain Python."""
+        ...
+
+    def apply_event(self, state: Any, event: str, step: int) -> Any:
+        """The state after a structural event; runs outside jit, may change the capacity."""
+        ...
