@@ -69,3 +69,10 @@ class Pipeline(Protocol):
     def apply_event(self, state: Any, event: str, step: int) -> Any:
         """The state after a structural event; runs outside jit, may change the capacity."""
         ...
+
+    def render(self, gaussians: Gaussians, camera: Camera, background: jax.Array) -> jax.Array:
+        """[H, W, 3] unclamped image of exported rows (all alive, full SH degree), for evaluation and viewing.
+
+        Called with concrete arrays; makes its own room for tile-row pairs.
+        """
+        ...
