@@ -1,0 +1,116 @@
+"""PLY files: trained Gaussians in the 3DGS layout that every viewer reads, and coloured point clouds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from plyfile import PlyData, PlyElement, PlyParseError
+
+from splat.errors import UserError
+from splat.gaussians import Gaussians
+from splat.io.files import atomic_write, check_file
+
+_REST = 45  # coefficients of degrees 1 to 3 over three channels
+_REST_BY_DEGREE = (0, 9, 24, 45)
+
+
+def _names(scale_count: int) -> list[str]:
+    return ["x", "y", "z", "nx", "ny", "nz", *(f"f_dc_{i}" for i in range(3)), *(f"f_rest_{i}" for i in range(_REST)),
+            "opacity", *(f"scale_{i}" for i in range(scale_count)), *(f"rot_{i}" for i in range(4))]
+
+
+def write_ply(gaussians: Gaussians, path: str | Path, *, alive: np.ndarray | jax.Array | None = None) -> None:
+    """Write the alive rows as a binary little-endian PLY in the 3DGS layout, atomically (spec §0.1).
+
+    Fields are float32, stored before activation: x y z, nx ny nz = 0, f_dc, f_rest channel-major (15 of red, then
+    green, then blue), opacity logit, log-scales, rotation (w, x, y, z) not normalised.
+
+    Args:
+        gaussians: N rows.
+        path: the file.
+        alive: [N] bool, rows to write; None: all.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    rows = slice(None) if alive is None else np.asarray(alive, bool)
+    fields = {name: np.asarray(getattr(gaussians, name))[rows] for name in
+              ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")}
+    count = len(fields["means"])
+    rest = fields["sh_rest"].transpose(0, 2, 1).reshape(count, _REST)
+    table = np.concatenate([fields["means"], np.zeros((count, 3)), fields["sh_dc"], rest,
+                            fields["opacity_logits"][:, None], fields["log_scales"], fields["quats"]], axis=1)
+    names = _names(fields["log_scales"].shape[1])
+    vertices = np.ascontiguousarray(table, "<f4").view([(name, "<f4") for name in names]).reshape(count)
+    with atomic_write(Path(path)) as file:
+        PlyData([PlyElement.describe(vertices, "vertex")], byte_order="<").write(file)
+
+
+def read_ply(path: str | Path) -> Gaussians:
+    """Read Gaussians from a PLY in the 3DGS layout; lower SH degrees are filled up with zeros.
+
+    Surfels (two scales) keep their two columns.
+
+    Raises:
+        UserError: missing, truncated, a Git LFS pointer, a plain point cloud, or a row that is not finite.
+    """
+    path = Path(path)
+    vertices = _vertices(path)
+    present = set(vertices.dtype.names or ())
+    scale_names = [f"scale_{i}" for i in range(3) if f"scale_{i}" in present]
+    rest_names = [f"f_rest_{i}" for i in range(_REST) if f"f_rest_{i}" in present]
+    wanted = ["x", "y", "z", "f_dc_0", "f_dc_1", "f_dc_2", "opacity", "scale_0", "scale_1", *(f"rot_{i}" for i in range(4))]
+    lacking = [name for name in wanted if name not in present]
+    if lacking or len(rest_names) not in _REST_BY_DEGREE:
+        raise UserError(f"PLY {path} has no property {', '.join(lacking) or 'f_rest_* of a whole degree'}; it is not a "
+                        "Gaussian scene in the 3DGS layout, give a trained point_cloud.ply")
+    columns = {name: np.asarray(vertices[name], np.float32)
+               for name in [*wanted, *scale_names, *rest_names]}
+    for name, column in columns.items():
+        if not np.isfinite(column).all():
+            row = int(np.flatnonzero(~np.isfinite(column))[0])
+            raise UserError(f"PLY {path} property {name} row {row} is not finite; export the scene again")
+
+    def stack(*names: str) -> np.ndarray:
+        return np.stack([columns[name] for name in names], axis=1)
+
+    count = len(vertices)
+    rest = np.zeros((count, 15, 3), np.float32)
+    if rest_names:
+        given = stack(*rest_names).reshape(count, 3, -1).transpose(0, 2, 1)
+        rest[:, :given.shape[1]] = given
+    return Gaussians(
+        means=jnp.asarray(stack("x", "y", "z")), log_scales=jnp.asarray(stack(*scale_names)),
+        quats=jnp.asarray(stack("rot_0", "rot_1", "rot_2", "rot_3")), opacity_logits=jnp.asarray(columns["opacity"]),
+        sh_dc=jnp.asarray(stack("f_dc_0", "f_dc_1", "f_dc_2")), sh_rest=jnp.asarray(rest))
+
+
+def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """([P, 3] float64 positions, [P, 3] uint8 colours, grey where there are none) of a PLY point cloud.
+
+    Raises:
+        UserError: missing, truncated, a Git LFS pointer, or without x, y, z.
+    """
+    vertices = _vertices(path)
+    present = set(vertices.dtype.names or ())
+    if not {"x", "y", "z"} <= present:
+        raise UserError(f"PLY {path} has no x, y, z; give a point cloud")
+    points = np.stack([np.asarray(vertices[name], np.float64) for name in "xyz"], axis=1)
+    if not {"red", "green", "blue"} <= present:
+        return points, np.full((len(points), 3), 127, np.uint8)
+    colours = np.stack([np.asarray(vertices[name]) for name in ("red", "green", "blue")], axis=1)
+    if np.issubdtype(colours.dtype, np.floating):
+        colours = np.rint(255 * np.clip(colours, 0, 1))
+    return points, colours.astype(np.uint8)
+
+
+def _vertices(path: Path) -> np.ndarray:
+    check_file(path, "PLY")
+    try:
+        return PlyData.read(str(path))["vertex"].data
+    except (PlyParseError, KeyError, ValueError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"PLY {path} is truncated or not a PLY with vertices ({reason}); copy it again") from error

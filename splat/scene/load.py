@@ -1,0 +1,73 @@
+"""One entrance for every kind of capture."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from splat.errors import UserError
+from splat.scene.assemble import LoadOptions, assemble
+from splat.scene.npz import load_npz, save_npz
+from splat.scene.types import AlphaMode, Scene
+
+__all__ = ["load_scene", "save_npz"]
+
+
+def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, seed: int = 0,
+               max_points: int | None = None, background: tuple[float, float, float] = (0.0, 0.0, 0.0),
+               alpha: AlphaMode | None = None, images: str | None = None) -> Scene:
+    """Load a capture; its kind is recognised from the files in ``path``. No photo is decoded.
+
+    Args:
+        path: a folder with a COLMAP model (``sparse/*``, ``sparse`` or the folder itself), a folder or file
+            ``transforms.json`` (nerfstudio, instant-ngp), a folder with ``transforms_train.json`` (Blender), or
+            an ``.npz`` saved by ``save_npz``.
+        downscale: photo side over training side; intrinsics follow exactly, per axis.
+        test_every: every n-th photo by name is a test view, 0: none (COLMAP: those in the model's test.txt, if any).
+            Blender scenes and .npz files bring their own split.
+        seed: of the random start and of the choice of ``max_points``.
+        max_points: keep at most this many points.
+        background: colour in 0..1 behind photos whose alpha is composited.
+        alpha: whether an alpha channel is a loss mask or is composited over ``background``; None: composited for
+            Blender scenes, a mask elsewhere.
+        images: folder of photos, relative to ``path``; None: ``images``, else ``input``, else ``path`` (COLMAP).
+
+    Returns:
+        The scene, photos sorted by name; ``Scene.warnings`` holds what was skipped or chosen.
+
+    Raises:
+        UserError: one line with file and remedy for any input that cannot be used.
+    """
+    path = Path(path)
+    if not (math.isfinite(downscale) and downscale > 0):
+        raise UserError(f"downscale={downscale} is not a positive number; use 1, 2, 4 or 8")
+    if max_points is not None and max_points < 1:
+        raise UserError(f"max_points={max_points} is not positive; leave it out to keep all points")
+    if len(background) != 3 or not all(0 <= value <= 1 for value in background):
+        raise UserError(f"background={background} is not three numbers in 0..1; use e.g. (1, 1, 1) for white")
+    if alpha not in (None, "mask", "background"):
+        raise UserError(f"alpha={alpha!r} is unknown; use 'mask' or 'background'")
+    if not path.exists():
+        raise UserError(f"scene {path} does not exist; check the path")
+    if path.suffix == ".npz":
+        return load_npz(path, downscale=downscale)
+    return _load_source(path, images, LoadOptions(
+        downscale=downscale, test_every=test_every, seed=seed, max_points=max_points,
+        background=(float(background[0]), float(background[1]), float(background[2])), alpha=alpha or "mask"), alpha)
+
+
+def _load_source(path: Path, images: str | None, options: LoadOptions, alpha: AlphaMode | None) -> Scene:
+    from dataclasses import replace
+
+    from splat.scene.blender import is_blender, read_blender
+    from splat.scene.colmap import find_models, read_colmap
+    from splat.scene.nerfstudio import is_transforms, read_transforms
+
+    if find_models(path):
+        return assemble(read_colmap(path, images, options.test_every), path, options)
+    if is_blender(path):
+        return assemble(read_blender(path), path, replace(options, alpha=alpha or "background"))
+    if is_transforms(path):
+        return assemble(read_transforms(path), path, options)
+    raise UserError(f"{path} holds no COLMAP model (sparse/*/cameras.bin or .txt), transforms.json, "
+                    "transforms_train.json or .npz; give the folder of a capture")
