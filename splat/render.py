@@ -1,0 +1,94 @@
+"""Render Gaussians from a camera: the library's main function (spec §1.1 to §1.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from splat import tiles
+from splat.cameras import Camera
+from splat.gaussians import Gaussians
+from splat.options import RenderOptions
+from splat.projection import Projected, project
+from splat.raster.blend import LOG2_E, blend
+
+PAIRS_PER_ROW = 16  # room for tile-row pairs per primitive where they cannot be counted beforehand
+
+
+@struct.dataclass
+class RenderOutput:
+    """An image and what it took to make it."""
+
+    image: jax.Array  # [H, W, 3] colour over the background, not clamped
+    alpha: jax.Array  # [H, W] Σ w
+    depth: jax.Array  # [H, W] expected depth Σ w·z, world units (divide by alpha for a mean)
+    visible: jax.Array  # [N] bool, the row's footprint reaches the image
+    pairs: jax.Array  # [] int32, tile-row pairs needed
+    overflow: jax.Array  # [] bool, pairs exceed the capacity; image, alpha and depth are then NaN
+
+
+def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
+           background: jax.Array | None = None, sh_degree: int | jax.Array = 3, probe: jax.Array | None = None,
+           options: RenderOptions | None = None) -> RenderOutput:
+    """Render ``gaussians`` (N rows) from ``camera``.
+
+    Pure; works under ``jit``, ``grad`` (to every field, to ``camera.view`` and ``camera.intrinsics``, to
+    ``background`` [3] and to ``probe`` [N, 2], an offset of the centres in NDC units) and ``vmap`` over cameras.
+    ``alive`` [N] bool masks rows that are only capacity. ``sh_degree`` 0..3 may be traced.
+
+    Room for tile-row pairs is ``options.pair_capacity``. Left at None it is counted when the inputs are concrete and
+    ``16·N`` under a transformation. Where it does not suffice nothing is dropped: the outputs become NaN and
+    ``overflow`` is set, so that the step can be repeated with a larger one.
+    """
+    options = options or RenderOptions()
+    if options.pair_capacity is None:
+        options = dataclasses.replace(options, pair_capacity=_capacity(gaussians, camera, alive, options))
+    proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
+    lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1)
+    out = blend(_geometry(proj), _features(proj), lists, camera.width, camera.height)
+    out = jnp.where(lists.overflow, jnp.nan, out)
+    image, depth, alpha = out[..., :3], out[..., 3], out[..., 4]
+    if background is not None:
+        image = image + (1 - alpha)[..., None] * background
+    visible = tiles.touched(proj, camera.width, camera.height)
+    return RenderOutput(image, alpha, depth, visible, lists.pairs, lists.overflow)
+
+
+def _geometry(proj: Projected) -> jax.Array:
+    log2_opacity = jnp.log(jnp.where(proj.valid, proj.opacities, 1.0)) * LOG2_E
+    return jnp.where(proj.valid[:, None], jnp.concatenate([proj.means, proj.conics, log2_opacity[:, None]], -1), 0)
+
+
+def _features(proj: Projected) -> jax.Array:
+    return jnp.where(proj.valid[:, None], jnp.concatenate([proj.colours, proj.depths[:, None]], -1), 0)
+
+
+def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
+                options: RenderOptions | None = None) -> tuple[jax.Array, jax.Array]:
+    """([N] bool rows that the renderer touches in this view, [] int32 tile-row pairs it lists).
+
+    The scope of a view on the state as it stands (design §6), with the renderer's own test.
+    """
+    proj = project(gaussians, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions())
+    return tiles.count(proj, camera.width, camera.height)
+
+
+_count_pairs = jax.jit(count_pairs, static_argnames=("options",))
+
+
+def pair_bucket(pairs: int) -> int:
+    """The capacity for a count: the next of a few sizes a quarter apart, so that programs are compiled rarely."""
+    size = 1024
+    while size < pairs:
+        size += max(size // 4 // 1024 * 1024, 1024)
+    return size
+
+
+def _capacity(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, options: RenderOptions) -> int:
+    inputs = jax.tree.leaves((gaussians, camera, alive))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in inputs):
+        return max(PAIRS_PER_ROW * gaussians.count, 4096)
+    return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, options=options)[1]))
