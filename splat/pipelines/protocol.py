@@ -70,9 +70,10 @@ class Pipeline(Protocol):
         """The state after a structural event; runs outside jit, may change the capacity."""
         ...
 
-    def render(self, gaussians: Gaussians, camera: Camera, background: jax.Array) -> jax.Array:
-        """[H, W, 3] unclamped image of exported rows (all alive, full SH degree), for evaluation and viewing.
+    def render(self, gaussians: Gaussians, camera: Camera, background: jax.Array,
+               pair_capacity: int) -> tuple[jax.Array, jax.Array]:
+        """([H, W, 3] unclamped image, [] int32 tile-row pairs wanted) of exported rows, for evaluation and viewing.
 
-        Called with concrete arrays; makes its own room for tile-row pairs.
+        All rows are alive and of full SH degree. The image is NaN when the pairs exceed ``pair_capacity``.
         """
         ...
