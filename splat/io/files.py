@@ -53,7 +53,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = partial.open("wb")
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); choose a folder you may write to") from error
+        raise UserError(f"cannot write {path} ({error.strerror}); choose another folder") from error
     try:
         with file:
             yield file

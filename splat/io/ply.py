@@ -18,15 +18,16 @@ _REST_BY_DEGREE = (0, 9, 24, 45)
 
 
 def _names(scale_count: int) -> list[str]:
-    return ["x", "y", "z", "nx", "ny", "nz", *(f"f_dc_{i}" for i in range(3)), *(f"f_rest_{i}" for i in range(_REST)),
-            "opacity", *(f"scale_{i}" for i in range(scale_count)), *(f"rot_{i}" for i in range(4))]
+    return ["x", "y", "z", "nx", "ny", "nz", *(f"f_dc_{i}" for i in range(3)),
+            *(f"f_rest_{i}" for i in range(_REST)), "opacity", *(f"scale_{i}" for i in range(scale_count)),
+            *(f"rot_{i}" for i in range(4))]
 
 
 def write_ply(gaussians: Gaussians, path: str | Path, *, alive: np.ndarray | jax.Array | None = None) -> None:
     """Write the alive rows as a binary little-endian PLY in the 3DGS layout, atomically (spec §0.1).
 
-    Fields are float32, stored before activation: x y z, nx ny nz = 0, f_dc, f_rest channel-major (15 of red, then
-    green, then blue), opacity logit, log-scales, rotation (w, x, y, z) not normalised.
+    Fields are float32, stored before activation: x y z, nx ny nz = 0, f_dc, f_rest channel-major (15 of red,
+    then green, then blue), opacity logit, log-scales, rotation (w, x, y, z) not normalised.
 
     Args:
         gaussians: N rows.
@@ -62,11 +63,12 @@ def read_ply(path: str | Path) -> Gaussians:
     present = set(vertices.dtype.names or ())
     scale_names = [f"scale_{i}" for i in range(3) if f"scale_{i}" in present]
     rest_names = [f"f_rest_{i}" for i in range(_REST) if f"f_rest_{i}" in present]
-    wanted = ["x", "y", "z", "f_dc_0", "f_dc_1", "f_dc_2", "opacity", "scale_0", "scale_1", *(f"rot_{i}" for i in range(4))]
+    wanted = ["x", "y", "z", "f_dc_0", "f_dc_1", "f_dc_2", "opacity", "scale_0", "scale_1",
+              *(f"rot_{i}" for i in range(4))]
     lacking = [name for name in wanted if name not in present]
     if lacking or len(rest_names) not in _REST_BY_DEGREE:
-        raise UserError(f"PLY {path} has no property {', '.join(lacking) or 'f_rest_* of a whole degree'}; it is not a "
-                        "Gaussian scene in the 3DGS layout, give a trained point_cloud.ply")
+        raise UserError(f"PLY {path} has no property {', '.join(lacking) or 'f_rest_* of a whole degree'}; "
+                        "it is not a Gaussian scene in the 3DGS layout, give a trained point_cloud.ply")
     columns = {name: np.asarray(vertices[name], np.float32)
                for name in [*wanted, *scale_names, *rest_names]}
     for name, column in columns.items():
@@ -84,7 +86,8 @@ def read_ply(path: str | Path) -> Gaussians:
         rest[:, :given.shape[1]] = given
     return Gaussians(
         means=jnp.asarray(stack("x", "y", "z")), log_scales=jnp.asarray(stack(*scale_names)),
-        quats=jnp.asarray(stack("rot_0", "rot_1", "rot_2", "rot_3")), opacity_logits=jnp.asarray(columns["opacity"]),
+        quats=jnp.asarray(stack("rot_0", "rot_1", "rot_2", "rot_3")),
+        opacity_logits=jnp.asarray(columns["opacity"]),
         sh_dc=jnp.asarray(stack("f_dc_0", "f_dc_1", "f_dc_2")), sh_rest=jnp.asarray(rest))
 
 
@@ -113,4 +116,4 @@ def _vertices(path: Path) -> np.ndarray:
         return PlyData.read(str(path))["vertex"].data
     except (PlyParseError, KeyError, ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"PLY {path} is truncated or not a PLY with vertices ({reason}); copy it again") from error
+        raise UserError(f"PLY {path} is cut off or no PLY with vertices ({reason}); copy it again") from error

@@ -1,7 +1,8 @@
-"""From what a source lists to a Scene: photos found and measured, cameras made exact, tracks and split built."""
+"""From what a source lists to a Scene: photos found and measured, cameras exact, tracks and split built."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def assemble(source: SourceScene, path: Path, options: LoadOptions) -> Scene:
 
 
 def build_tracks(views: np.ndarray, points: np.ndarray, view_count: int) -> Tracks:
-    """CSR tracks from observation pairs; pairs with a negative view or point are left out, repeats count once."""
+    """CSR tracks from pairs; those with a negative view or point are left out, repeats count once."""
     keep = (views >= 0) & (points >= 0)
     pairs = np.unique(np.stack([views[keep], points[keep]], axis=1), axis=0)
     counts = np.bincount(pairs[:, 0], minlength=view_count)
@@ -67,9 +68,13 @@ def _present(views: list[SourceView], path: Path) -> tuple[list[tuple[SourceView
     if not views:
         raise UserError(f"{path} lists no photo with a pose; run the structure-from-motion step again")
     ordered = sorted(views, key=lambda view: view.name)
-    for first, second in zip(ordered, ordered[1:], strict=False):
+    for first, second in itertools.pairwise(ordered):
         if first.name == second.name:
             raise UserError(f"{path} lists photo {first.name} twice; remove one of the two entries")
+    for view in ordered:
+        if not np.isfinite(view.view).all():
+            raise UserError(f"pose of photo {view.name} in {path} is not finite; remove the photo from the "
+                            "model or solve its pose again")
     missing = [view for view in ordered if not view.path.exists()]
     if len(missing) == len(ordered):
         raise UserError(f"none of the {len(ordered)} listed photos exists, e.g. {ordered[0].path}; "
@@ -83,27 +88,28 @@ def _present(views: list[SourceView], path: Path) -> tuple[list[tuple[SourceView
 
 
 def _photo(view: SourceView, header: Header, masks_folder: Path | None, options: LoadOptions) -> Photo:
-    if not np.isfinite(view.view).all():
-        raise UserError(f"pose of photo {view.name} is not finite; remove the photo from the model or solve it again")
     lens = _at_file_size(two_focal(view.lens, view.name), header, view)
     intrinsics, width, height, distortion = _pinhole(lens)
     size = (max(1, round(width / options.downscale)), max(1, round(height / options.downscale)))
     scale = np.asarray([size[0] / width, size[1] / height] * 2)
     mask = view.mask_path if view.mask_path is not None else _find_mask(masks_folder, view.name)
     return Photo(name=view.name, path=view.path, width=size[0], height=size[1], view=view.view,
-                 intrinsics=intrinsics * scale, mask_path=mask, has_alpha=header.has_alpha, distortion=distortion)
+                 intrinsics=intrinsics * scale, mask_path=mask, has_alpha=header.has_alpha,
+                 distortion=distortion)
 
 
 def _at_file_size(lens: Lens, header: Header, view: SourceView) -> Lens:
     """The lens over the photo's own pixels; the model may have been made on copies of another size."""
     width, height = lens.width or header.width, lens.height or header.height
-    bent = min(abs(header.width - width * header.height / height), abs(header.height - height * header.width / width))
+    bent = min(abs(header.width - width * header.height / height),
+               abs(header.height - height * header.width / width))
     if (width, height) != (header.width, header.height) and bent > _SIZE_SLACK:
         raise UserError(f"photo {view.path} is {header.width}x{header.height} but its camera in the model is "
                         f"{width}x{height}, another shape; use the photos the model was made from")
     sx, sy = header.width / width, header.height / height
     fx, fy, cx, cy = lens.params[:4]
-    return Lens(lens.model, (fx * sx, fy * sy, cx * sx, cy * sy, *lens.params[4:]), header.width, header.height)
+    params = (fx * sx, fy * sy, cx * sx, cy * sy, *lens.params[4:])
+    return Lens(lens.model, params, header.width, header.height)
 
 
 def _pinhole(lens: Lens) -> tuple[np.ndarray, int, int, Distortion | None]:
@@ -139,7 +145,7 @@ def _extent(centres: np.ndarray, points: np.ndarray) -> tuple[float, list[str]]:
     if extent > 0:
         return extent, []
     far = float(np.median(np.linalg.norm(points - centres[0], axis=1))) if len(points) else 1.0
-    return far, [f"all training cameras share one centre; the scene extent is set to {far:.4g} (distance of points)"]
+    return far, [f"all training cameras share one centre; the extent is the points' distance {far:.4g}"]
 
 
 def _points(source: SourceScene, centres: np.ndarray, extent: float, options: LoadOptions

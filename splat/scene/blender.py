@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from splat.io.ply import read_points
-from splat.scene.nerfstudio import angle_of, lens_by_angle, photo_path, pose_of, read_json
+from splat.scene.nerfstudio import angle_of, lens_by_angle, no_points, photo_path, pose_of, read_json
 from splat.scene.source import SourceScene, SourceView
 
 _HALF_SIDE = 1.3  # world units, random start of the synthetic set (spec §0.1)
@@ -20,7 +18,7 @@ def is_blender(path: Path) -> bool:
 
 
 def read_blender(root: Path) -> SourceScene:
-    """Training and test views of a NeRF-synthetic scene; ``points3d.ply`` if there is one, else a random start.
+    """Training and test views of a NeRF-synthetic scene, and ``points3d.ply`` if there is one.
 
     The validation views are not used, as in the reference.
 
@@ -31,7 +29,7 @@ def read_blender(root: Path) -> SourceScene:
     if (root / "transforms_test.json").is_file():
         views += _read_split(root, "test")
     cloud = root / "points3d.ply"
-    points, colours = read_points(cloud) if cloud.is_file() else (np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
+    points, colours = read_points(cloud) if cloud.is_file() else no_points()
     return SourceScene(views, points, colours, random_half_side=_HALF_SIDE, masks_folder=root / "masks")
 
 

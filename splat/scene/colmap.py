@@ -1,4 +1,4 @@
-"""COLMAP models, binary and text, through pycolmap; and the undistortion of photos. pycolmap is imported only here."""
+"""COLMAP models, binary and text, and undistortion, through pycolmap: it is imported only here, and late."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from splat.scene.types import Distortion
 
 _MODEL_FILES = ("cameras", "images", "points3D")
-_PHOTO_FOLDERS = ("images", "input", "")
+_PHOTO_FOLDERS = ("images", "input")
 
 
 def find_models(root: Path) -> list[Path]:
-    """Folders under ``root`` that hold (part of) a COLMAP model: each of ``sparse/*``, else ``sparse``, else itself."""
+    """Folders with (part of) a COLMAP model: each of ``root/sparse/*``, else ``sparse``, else ``root``."""
     if not root.is_dir():
         return []
     for candidates in (sorted((root / "sparse").glob("*/")), [root / "sparse"], [root]):
@@ -30,7 +30,7 @@ def find_models(root: Path) -> list[Path]:
 
 
 def read_colmap(root: Path, images: str | None, test_every: int) -> SourceScene:
-    """The COLMAP model of a capture; of several the one with most registered images, with a warning that says so.
+    """The COLMAP model of a capture; of several the one with most registered images, and a warning says so.
 
     Args:
         root: capture folder.
@@ -41,45 +41,50 @@ def read_colmap(root: Path, images: str | None, test_every: int) -> SourceScene:
         UserError: broken or truncated model file, no registered image, no points, NaN pose, fisheye lens.
     """
     models = find_models(root)
-    for model in models:
-        check_model(model, _suffix(model) or "bin")
     counts = [registered_images(model, _suffix(model) or "bin") for model in models]
-    best = int(np.argmax(counts))
-    folder = models[best]
+    folder = models[int(np.argmax(counts))]
+    check_model(folder, _suffix(folder) or "bin")
     warnings = ()
     if len(models) > 1:
-        others = ", ".join(f"{model.name} ({count})" for model, count in zip(models, counts, strict=True))
-        warnings = (f"{len(models)} models in {folder.parent} with registered images {others}: using {folder.name}",)
+        listed = ", ".join(f"{model.name} has {count}" for model, count in zip(models, counts, strict=True))
+        warnings = (f"{len(models)} models in {folder.parent}, registered images {listed}; using {folder.name}",)
     reconstruction = _reconstruction(folder)
     photos = _photo_folder(root, images)
     test_names = _test_names(folder) if test_every == 0 else None
     ids = sorted(int(image_id) for image_id in reconstruction.reg_image_ids())
-    views = [_view(reconstruction.images[image_id], reconstruction, photos, folder, test_names) for image_id in ids]
+    views = [_view(reconstruction.images[image_id], reconstruction, photos, test_names) for image_id in ids]
     points, colours, seen_by, seen_point = _tracks(reconstruction, ids, folder)
-    return SourceScene(views, points, colours, seen_by, seen_point, masks_folder=root / "masks", warnings=warnings)
+    return SourceScene(views, points, colours, seen_by, seen_point, masks_folder=root / "masks",
+                       warnings=warnings)
 
 
 def undistorted_camera(distortion: Distortion) -> tuple[np.ndarray, int, int]:
     """([fx, fy, cx, cy], width, height) in pixels of the pinhole image that ``undistort`` makes."""
-    import pycolmap
-
+    pycolmap = _pycolmap()
     camera = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), _camera(distortion))
     return np.asarray(camera.params, np.float64), int(camera.width), int(camera.height)
 
 
 def undistort(pixels: np.ndarray, distortion: Distortion) -> np.ndarray:
-    """[H, W, 3] or [H, W] uint8 pixels of the file → the pinhole image of ``undistorted_camera`` (bilinear)."""
-    import pycolmap
-
+    """[H, W(, 3)] uint8 pixels of the file → the pinhole image of ``undistorted_camera`` (bilinear)."""
+    pycolmap = _pycolmap()
     bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(pixels))
     options = pycolmap.UndistortCameraOptions()
     straight, _ = pycolmap.undistort_image(options, bitmap, _camera(distortion))
     return straight.to_array().reshape(straight.height, straight.width, *pixels.shape[2:])
 
 
-def _camera(distortion: Distortion) -> Any:
-    import pycolmap
+def _pycolmap() -> Any:
+    try:
+        import pycolmap
+    except ImportError as error:
+        raise UserError("reading COLMAP models and undistorting photos needs pycolmap; install it, or save the "
+                        "scene as .npz on a machine that has it") from error
+    return pycolmap
 
+
+def _camera(distortion: Distortion) -> Any:
+    pycolmap = _pycolmap()
     return pycolmap.Camera(model=distortion.model, width=distortion.width, height=distortion.height,
                            params=list(distortion.params))
 
@@ -93,8 +98,7 @@ def _suffix(folder: Path) -> str | None:
 
 
 def _reconstruction(folder: Path) -> Any:
-    import pycolmap
-
+    pycolmap = _pycolmap()
     try:
         return pycolmap.Reconstruction(folder)
     except (ValueError, IndexError, RuntimeError, KeyError) as error:
@@ -107,7 +111,7 @@ def _photo_folder(root: Path, images: str | None) -> Path:
         if not (root / images).is_dir():
             raise UserError(f"folder of photos {root / images} does not exist; give the right images=")
         return root / images
-    return next((root / name for name in _PHOTO_FOLDERS[:-1] if (root / name).is_dir()), root)
+    return next((root / name for name in _PHOTO_FOLDERS if (root / name).is_dir()), root)
 
 
 def _test_names(folder: Path) -> set[str] | None:
@@ -115,13 +119,11 @@ def _test_names(folder: Path) -> set[str] | None:
     return set(listing.read_text().split("\n")) - {""} if listing.is_file() else None
 
 
-def _view(image: Any, reconstruction: Any, photos: Path, folder: Path, test_names: set[str] | None) -> SourceView:
-    pose = image.cam_from_world
+def _view(image: Any, reconstruction: Any, photos: Path, test_names: set[str] | None) -> SourceView:
+    pose: Any = image.cam_from_world  # a method from pycolmap 3.12 on
     pose = pose() if callable(pose) else pose
     view = np.eye(4)
     view[:3] = np.asarray(pose.matrix(), np.float64)
-    if not np.isfinite(view).all():
-        raise UserError(f"pose of photo {image.name} in {folder} is not finite; remove it from the model or solve again")
     camera = reconstruction.cameras[image.camera_id]
     lens = Lens(camera.model.name, tuple(float(value) for value in camera.params), int(camera.width),
                 int(camera.height))

@@ -40,11 +40,15 @@ def check_model(folder: Path, suffix: str) -> None:
 
 
 def registered_images(folder: Path, suffix: str) -> int:
-    """Number of posed images that the model lists."""
+    """Number of posed images that the model lists; −1 where it has no readable list."""
     path = folder / f"images.{suffix}"
-    if suffix == "bin":
-        return _U64.unpack(path.read_bytes()[:8])[0]
-    return len(_image_lines(_rows(path)))
+    if not path.is_file():
+        return -1
+    if suffix == "txt":
+        return len(_image_lines(_rows(path)))
+    with path.open("rb") as file:
+        head = file.read(_U64.size)
+    return _U64.unpack(head)[0] if len(head) == _U64.size else -1
 
 
 def _check_binary(path: Path, walk: Callable[[bytes], int]) -> None:
@@ -54,10 +58,10 @@ def _check_binary(path: Path, walk: Callable[[bytes], int]) -> None:
     except (struct.error, ValueError, IndexError):
         end = len(data) + 1
     if end > len(data):
-        raise UserError(f"COLMAP model file {path} is truncated or not a model file ({len(data)} bytes, it announces "
-                        "more); copy it again or export the model again")
+        raise UserError(f"COLMAP model file {path} is truncated or no model file (it has {len(data)} "
+                        "bytes and announces more); copy it again or export the model again")
     if end < len(data):
-        raise UserError(f"COLMAP model file {path} has {len(data) - end} bytes too many; export the model again")
+        raise UserError(f"COLMAP model file {path} has {len(data) - end} bytes too many; export it again")
 
 
 def _walk_cameras(data: bytes) -> int:
@@ -139,7 +143,7 @@ def _check_text(path: Path, name: str) -> None:
 
 def _check_observations(path: Path, rows: list[str]) -> None:
     if len(_image_lines(rows)) * 2 - 1 > len(rows) or any(len(row.split()) % 3 for row in rows[1::2]):
-        raise UserError(f"COLMAP model file {path} is cut off or malformed; copy it again or export the model again")
+        raise UserError(f"COLMAP model file {path} is cut off or malformed; copy or export it again")
 
 
 def _is_number(word: str) -> bool:

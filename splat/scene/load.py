@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from splat.errors import UserError
 from splat.scene.assemble import LoadOptions, assemble
+from splat.scene.blender import is_blender, read_blender
+from splat.scene.colmap import find_models, read_colmap
+from splat.scene.nerfstudio import is_transforms, read_transforms
 from splat.scene.npz import load_npz, save_npz
 from splat.scene.types import AlphaMode, Scene
 
@@ -20,17 +24,17 @@ def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, s
 
     Args:
         path: a folder with a COLMAP model (``sparse/*``, ``sparse`` or the folder itself), a folder or file
-            ``transforms.json`` (nerfstudio, instant-ngp), a folder with ``transforms_train.json`` (Blender), or
-            an ``.npz`` saved by ``save_npz``.
+            ``transforms.json`` (nerfstudio, instant-ngp), a folder with ``transforms_train.json`` (Blender),
+            or an ``.npz`` saved by ``save_npz``.
         downscale: photo side over training side; intrinsics follow exactly, per axis.
-        test_every: every n-th photo by name is a test view, 0: none (COLMAP: those in the model's test.txt, if any).
-            Blender scenes and .npz files bring their own split.
+        test_every: every n-th photo by name is a test view, 0: none (COLMAP: those in the model's test.txt,
+            if any). Blender scenes and .npz files bring their own split.
         seed: of the random start and of the choice of ``max_points``.
         max_points: keep at most this many points.
         background: colour in 0..1 behind photos whose alpha is composited.
-        alpha: whether an alpha channel is a loss mask or is composited over ``background``; None: composited for
-            Blender scenes, a mask elsewhere.
-        images: folder of photos, relative to ``path``; None: ``images``, else ``input``, else ``path`` (COLMAP).
+        alpha: whether an alpha channel is a loss mask or is composited over ``background``; None: composited
+            for Blender scenes, a mask elsewhere.
+        images: folder of a COLMAP scene's photos, relative to ``path``; None: ``images``, ``input`` or ``path``.
 
     Returns:
         The scene, photos sorted by name; ``Scene.warnings`` holds what was skipped or chosen.
@@ -51,20 +55,10 @@ def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, s
         raise UserError(f"scene {path} does not exist; check the path")
     if path.suffix == ".npz":
         return load_npz(path, downscale=downscale)
-    return _load_source(path, images, LoadOptions(
-        downscale=downscale, test_every=test_every, seed=seed, max_points=max_points,
-        background=(float(background[0]), float(background[1]), float(background[2])), alpha=alpha or "mask"), alpha)
-
-
-def _load_source(path: Path, images: str | None, options: LoadOptions, alpha: AlphaMode | None) -> Scene:
-    from dataclasses import replace
-
-    from splat.scene.blender import is_blender, read_blender
-    from splat.scene.colmap import find_models, read_colmap
-    from splat.scene.nerfstudio import is_transforms, read_transforms
-
+    options = LoadOptions(downscale=downscale, test_every=test_every, seed=seed, max_points=max_points,
+                          background=background, alpha=alpha or "mask")
     if find_models(path):
-        return assemble(read_colmap(path, images, options.test_every), path, options)
+        return assemble(read_colmap(path, images, test_every), path, options)
     if is_blender(path):
         return assemble(read_blender(path), path, replace(options, alpha=alpha or "background"))
     if is_transforms(path):

@@ -1,4 +1,4 @@
-"""``transforms.json`` of nerfstudio and instant-ngp: cameras in OpenGL axes (x right, y up, z back), camera → world."""
+"""``transforms.json`` of nerfstudio and instant-ngp: camera → world, OpenGL axes (x right, y up, z back)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,13 @@ def read_transforms(path: Path) -> SourceScene:
         views.append(SourceView(_name(photo, root), photo, pose_of(frame, listing, number),
                                 _lens(data | frame, photo, listing), root / mask if mask else None))
     cloud = data.get("ply_file_path")
-    points, colours = read_points(root / cloud) if cloud else (np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
+    points, colours = read_points(root / cloud) if cloud else no_points()
     return SourceScene(views, points, colours, masks_folder=root / "masks")
+
+
+def no_points() -> tuple[np.ndarray, np.ndarray]:
+    """([0, 3] positions, [0, 3] uint8 colours): the source has none and a random start is drawn."""
+    return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"camera file {path} is truncated or not JSON ({error}); copy or export it again") from error
+        raise UserError(f"camera file {path} is cut off or not JSON ({error}); export it again") from error
     frames = data.get("frames") if isinstance(data, dict) else None
     if not isinstance(frames, list) or not frames or not all(isinstance(frame, dict) for frame in frames):
         raise UserError(f"camera file {path} has no list 'frames' of photos; export it again")
@@ -97,7 +102,7 @@ def pose_of(frame: dict[str, Any], listing: Path, number: int) -> np.ndarray:
     to_world[:3] = matrix[:3]
     left, sizes, right = np.linalg.svd(to_world[:3, :3])
     if abs(sizes - 1).max() > _ROTATION_SLACK or np.linalg.det(left @ right) < 0:
-        raise UserError(f"{where} is not a rotation (scales {np.round(sizes, 4).tolist()}); export the cameras again")
+        raise UserError(f"{where} is no rotation (scales {np.round(sizes, 4).tolist()}); export it again")
     to_world[:3, :3] = left @ right
     to_world = to_world @ _OPENGL_TO_OPENCV
     view = np.eye(4)
@@ -107,7 +112,7 @@ def pose_of(frame: dict[str, Any], listing: Path, number: int) -> np.ndarray:
 
 
 def lens_by_angle(photo: Path, angle_x: float, angle_y: float | None) -> Lens:
-    """Pinhole of a horizontal (and vertical) field of view in radians over the photo's own pixels, centred."""
+    """Centred pinhole of a horizontal (and vertical) field of view in radians over the photo's own pixels."""
     if not photo.exists():  # never used: the photo is skipped
         return Lens("PINHOLE", (1.0, 1.0, 0.0, 0.0), None, None)
     header = read_header(photo)
@@ -129,13 +134,14 @@ def angle_of(data: dict[str, Any], key: str, listing: Path) -> float:
 
 
 def _lens(values: dict[str, Any], photo: Path, listing: Path) -> Lens:
-    model = values.get("camera_model", "OPENCV")
-    if values.get("is_fisheye") or model not in _LENS_MODELS:
-        raise UserError(f"camera model {model if not values.get('is_fisheye') else 'fisheye'} in {listing} is not "
-                        "supported (fisheyes and panoramas are not pinhole); undistort the photos first")
+    model = "fisheye" if values.get("is_fisheye") else values.get("camera_model", "OPENCV")
+    if model not in _LENS_MODELS:
+        raise UserError(f"camera model {model} in {listing} is not supported (fisheyes and panoramas are not "
+                        "pinhole); undistort the photos first")
     distortion = tuple(_number(values, key, listing) for key in ("k1", "k2", "p1", "p2"))
     if values.get("k3") or values.get("k4"):
-        raise UserError(f"{listing} has k3 or k4, which only k1, k2, p1, p2 (OPENCV) stand beside; undistort the photos first")
+        raise UserError(f"{listing} has k3 or k4, but only k1, k2, p1 and p2 can be taken out on loading; "
+                        "undistort the photos first")
     if "fl_x" not in values:
         angle_y = angle_of(values, "camera_angle_y", listing) if "camera_angle_y" in values else None
         lens = lens_by_angle(photo, angle_of(values, "camera_angle_x", listing), angle_y)
@@ -144,10 +150,11 @@ def _lens(values: dict[str, Any], photo: Path, listing: Path) -> Lens:
     if (width is None or height is None) and photo.exists():
         header = read_header(photo)
         width, height = header.width, header.height
-    focal = _number(values, "fl_x", listing)
-    params = (focal, _number(values, "fl_y", listing, focal), _number(values, "cx", listing, (width or 0) / 2),
-              _number(values, "cy", listing, (height or 0) / 2), *distortion)
-    return Lens("OPENCV", params, width, height)
+    fx = _number(values, "fl_x", listing)
+    fy = _number(values, "fl_y", listing, fx)
+    cx = _number(values, "cx", listing, (width or 0) / 2)
+    cy = _number(values, "cy", listing, (height or 0) / 2)
+    return Lens("OPENCV", (fx, fy, cx, cy, *distortion), width, height)
 
 
 def _number(values: dict[str, Any], key: str, listing: Path, default: float = 0.0) -> float:

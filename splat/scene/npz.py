@@ -1,4 +1,4 @@
-"""A whole scene in one ``.npz``: cameras, points, tracks, split and photos at training size; needs no pycolmap."""
+"""A whole scene in one ``.npz``: cameras, points, tracks, split and photos; needs no pycolmap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def save_npz(scene: Scene, path: str | Path, *, encoding: Encoding = "png") -> N
     Args:
         scene: the scene.
         path: the file, ``.npz``.
-        encoding: of photos that had to be resized or composited: "png" and "raw" keep every pixel, "jpeg" is smaller.
+        encoding: of photos that had to be resized or composited: "png" and "raw" keep every pixel, "jpeg" is
+            smaller.
 
     Raises:
         UserError: a photo cannot be decoded or the file cannot be written.
@@ -74,9 +75,10 @@ def load_npz(path: Path, *, downscale: float = 1) -> Scene:
             arrays = {name: data[name] for name in _ARRAYS}
             entries = set(data.files)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"scene file {path} is truncated or not a saved scene ({error}); save it again") from error
+        raise UserError(f"scene file {path} is cut off or no saved scene ({error}); save it again") from error
     if head.get("format") != _FORMAT:
-        raise UserError(f"scene file {path} has format {head.get('format')}, this version reads {_FORMAT}; save it again")
+        raise UserError(f"scene file {path} has format {head.get('format')}, this version reads {_FORMAT}; "
+                        "save it again")
     _check(path, head, arrays, entries)
     photos = tuple(_photo(path, head, arrays, index, downscale) for index in range(len(head["names"])))
     return Scene(
@@ -86,23 +88,26 @@ def load_npz(path: Path, *, downscale: float = 1) -> Scene:
         background=tuple(head["background"]), warnings=tuple(head["warnings"]))
 
 
-def _photo(path: Path, head: dict[str, Any], arrays: dict[str, np.ndarray], index: int, downscale: float) -> Photo:
+def _photo(path: Path, head: dict[str, Any], arrays: dict[str, np.ndarray], index: int,
+           downscale: float) -> Photo:
     stored = arrays["sizes"][index]
     width, height = (max(1, round(int(side) / downscale)) for side in stored)
     scale = np.asarray([width / stored[0], height / stored[1]] * 2)
-    return Photo(name=head["names"][index], path=path, width=width, height=height, view=arrays["views"][index],
-                 intrinsics=arrays["intrinsics"][index] * scale, entry=_entry("photo", index),
+    return Photo(name=head["names"][index], path=path, width=width, height=height,
+                 view=arrays["views"][index], intrinsics=arrays["intrinsics"][index] * scale,
+                 entry=_entry("photo", index),
                  mask_entry=_entry("mask", index) if head["masks"][index] else None)
 
 
 def _check(path: Path, head: dict[str, Any], arrays: dict[str, np.ndarray], entries: set[str]) -> None:
     """Counts agree, numbers are finite, and every photo is there."""
     count, point_count = len(head["names"]), len(arrays["points"])
-    shapes = {"views": (count, 4, 4), "intrinsics": (count, 4), "sizes": (count, 2), "points": (point_count, 3),
-              "colours": (point_count, 3), "view_ptr": (count + 1,)}
+    shapes = {"views": (count, 4, 4), "intrinsics": (count, 4), "sizes": (count, 2), "view_ptr": (count + 1,),
+              "points": (point_count, 3), "colours": (point_count, 3)}
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
-            raise UserError(f"scene file {path} field {name} has shape {arrays[name].shape}, not {shape}; save it again")
+            raise UserError(f"scene file {path} field {name} has shape {arrays[name].shape}, not {shape}; "
+                            "save it again")
     for name in ("views", "intrinsics", "points"):
         if not np.isfinite(arrays[name]).all():
             row = int(np.argwhere(~np.isfinite(arrays[name]))[0, 0])
@@ -119,7 +124,7 @@ def _stored(scene: Scene, index: int, encoding: Encoding) -> tuple[bytes, np.nda
     if photo.distortion is None and not photo.has_alpha:
         data = encoded_bytes(photo)
         with Image.open(io.BytesIO(data)) as image:
-            if image.size == (photo.width, photo.height) and image.format in ("PNG", "JPEG") and image.mode == "RGB":
+            if image.size == rgb.shape[1::-1] and image.format in ("PNG", "JPEG") and image.mode == "RGB":
                 return data, mask
     return _encoded(rgb, encoding), mask
 

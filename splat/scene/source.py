@@ -38,10 +38,10 @@ def two_focal(lens: Lens, name: str) -> Lens:
         model, params = _ONE_FOCAL[model], (params[0], *params)
         params = params + (0.0,) * (_PARAM_COUNTS[model] - len(params))
     if model not in _PARAM_COUNTS:
-        raise UserError(f"camera model {lens.model} of photo {name} is not supported (fisheyes and panoramas are not "
-                        "pinhole); undistort the photos to PINHOLE first")
-    size_ok = all(side is None or side > 0 for side in (lens.width, lens.height))
-    if len(params) != _PARAM_COUNTS[model] or not np.isfinite(params).all() or min(params[:2]) <= 0 or not size_ok:
+        raise UserError(f"camera model {lens.model} of photo {name} is not supported (fisheyes and panoramas "
+                        "are not pinhole); undistort the photos to PINHOLE first")
+    sides = (*params[:2], lens.width or 1, lens.height or 1)
+    if len(params) != _PARAM_COUNTS[model] or not np.isfinite(params).all() or min(sides) <= 0:
         raise UserError(f"camera of photo {name} is {lens.width}x{lens.height} {lens.model} with parameters "
                         f"{list(lens.params)}, which no camera has; calibrate it again")
     return Lens(model, tuple(params), lens.width, lens.height)
@@ -68,6 +68,6 @@ class SourceScene:
     colours: np.ndarray  # [P, 3] uint8
     seen_by: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [n] index into views
     seen_point: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [n] row of points
-    random_half_side: float | None = None  # world units, half side of the cube of a random start; None: by cameras
+    random_half_side: float | None = None  # world units, of the cube of a random start; None: by the cameras
     masks_folder: Path | None = None  # where masks named like the photos may lie
     warnings: tuple[str, ...] = ()

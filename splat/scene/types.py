@@ -1,4 +1,4 @@
-"""What a loaded capture is: photos with exact pinhole cameras, SfM points and the tracks that tie them together."""
+"""What a loaded capture is: photos with exact pinhole cameras, SfM points and the tracks between them."""
 
 from __future__ import annotations
 
