@@ -18,8 +18,14 @@ class Camera:
 
     @property
     def centre(self) -> jax.Array:
-        """[3] camera centre in world units: −Rᵀ t."""
-        return -self.view[:3, :3].T @ self.view[:3, 3]
+        """[3] camera centre in world units: the last column of the inverse of ``view``.
+
+        The true inverse, not −Rᵀt, so that the gradient to ``view`` is that of the map on all 4×4 matrices.
+        """
+        r, t, last = self.view[:3, :3], self.view[:3, 3], self.view[3]
+        cofactors = jnp.stack([jnp.cross(r[1], r[2]), jnp.cross(r[2], r[0]), jnp.cross(r[0], r[1])])
+        back = (t @ cofactors) / jnp.dot(r[0], cofactors[0])
+        return -back / (last[3] - jnp.dot(last[:3], back))
 
 
 def resized(camera: Camera, width: int, height: int) -> Camera:

@@ -112,7 +112,7 @@ def _span(packed: jax.Array, tile_row: jax.Array, width: int, height: int) -> tu
 
 def _owners(counts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """For slots 0..capacity: (owner, place within the owner's run, total) when owner i gets counts[i] slots."""
-    ends = jnp.cumsum(counts)
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
     begins = ends - counts
     heads = jnp.zeros(capacity, jnp.int32).at[jnp.where(counts > 0, begins, capacity)].max(
         jnp.arange(counts.shape[0], dtype=jnp.int32), mode="drop")
@@ -151,10 +151,10 @@ def count(proj: Projected, width: int, height: int) -> tuple[jax.Array, jax.Arra
 
     def add(place: jax.Array, total: jax.Array) -> jax.Array:
         left, right = _span(table, strips.first + place, width, height)
-        return total + jnp.sum(jnp.where(place < strips.count, jnp.maximum(right - left + 1, 0), 0))
+        return total + jnp.sum(jnp.where(place < strips.count, jnp.maximum(right - left + 1, 0), 0), dtype=jnp.int32)
 
     pairs = jax.lax.fori_loop(0, jnp.max(strips.count), add, jnp.int32(0))
-    return shown, jnp.maximum(pairs, jnp.sum(strips.count)).astype(jnp.int32)
+    return shown, jnp.maximum(pairs, jnp.sum(strips.count, dtype=jnp.int32))
 
 
 def _by_depth(depths: jax.Array, shown: jax.Array) -> jax.Array:

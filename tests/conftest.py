@@ -1,8 +1,8 @@
 """Fixtures for the captures and golden files, and loud deselection of what this machine cannot run.
 
-A test that needs captures takes ``scenes_dir``, one that needs golden files ``golden_dir``, one that needs a GPU
-carries the mark ``gpu``. With ``CI=true`` missing captures or golden files fail the whole run; elsewhere such tests
-are deselected, and the last lines of the report say how many and why. Nothing is skipped silently.
+A test that needs captures takes ``scenes_dir``, one that needs golden files ``golden_dir``, one that needs a
+GPU carries the mark ``gpu``. With ``CI=true`` missing captures or golden files fail the whole run; elsewhere
+such tests are deselected, and the last lines of the report say how many and why. Nothing is skipped silently.
 """
 
 from __future__ import annotations

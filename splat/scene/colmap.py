@@ -47,7 +47,7 @@ def read_colmap(root: Path, images: str | None, test_every: int) -> SourceScene:
     warnings = ()
     if len(models) > 1:
         listed = ", ".join(f"{model.name} has {count}" for model, count in zip(models, counts, strict=True))
-        warnings = (f"{len(models)} models in {folder.parent}, registered images {listed}; using {folder.name}",)
+        warnings = (f"{len(models)} models in {folder.parent}, of images {listed}; using {folder.name}",)
     reconstruction = _reconstruction(folder)
     photos = _photo_folder(root, images)
     test_names = _test_names(folder) if test_every == 0 else None
@@ -78,8 +78,8 @@ def _pycolmap() -> Any:
     try:
         import pycolmap
     except ImportError as error:
-        raise UserError("reading COLMAP models and undistorting photos needs pycolmap; install it, or save the "
-                        "scene as .npz on a machine that has it") from error
+        raise UserError("reading COLMAP models and undistorting photos needs pycolmap; install it, or save "
+                        "the scene as .npz on a machine that has it") from error
     return pycolmap
 
 

@@ -34,7 +34,7 @@ def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, s
         background: colour in 0..1 behind photos whose alpha is composited.
         alpha: whether an alpha channel is a loss mask or is composited over ``background``; None: composited
             for Blender scenes, a mask elsewhere.
-        images: folder of a COLMAP scene's photos, relative to ``path``; None: ``images``, ``input`` or ``path``.
+        images: folder of a COLMAP scene's photos, in ``path``; None: ``images``, ``input`` or ``path``.
 
     Returns:
         The scene, photos sorted by name; ``Scene.warnings`` holds what was skipped or chosen.

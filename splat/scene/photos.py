@@ -118,7 +118,7 @@ def _read_mask(photo: Photo, size: tuple[int, int]) -> np.ndarray | None:
     path = photo.mask_path or photo.path
     mask = np.asarray(_open(path, photo.mask_entry, "mask").convert("L"))
     if mask.shape != (size[1], size[0]):
-        raise UserError(f"mask {path} is {mask.shape[1]}x{mask.shape[0]} but its photo is {size[0]}x{size[1]}; "
+        raise UserError(f"mask {path} is {mask.shape[1]}x{mask.shape[0]}, its photo is {size[0]}x{size[1]}; "
                         "make the mask at the photo's size")
     return mask
 
