@@ -1,0 +1,54 @@
+"""``cameras.json``: the list of cameras that viewers of 3DGS scenes read (spec §6.6 names it; fields as there)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from odin_jax.runs import read_json, write_json
+from splat.cameras import Camera
+from splat.errors import UserError
+from splat.scene.types import Photo, Scene
+
+
+def entry(index: int, photo: Photo, split: str) -> dict[str, Any]:
+    """One camera: position and camera → world rotation (rows), focal lengths and, beyond the format, the centre."""
+    fx, fy, cx, cy = (float(value) for value in photo.intrinsics)
+    return {"id": index, "img_name": photo.name, "width": photo.width, "height": photo.height,
+            "position": [float(value) for value in photo.centre], "rotation": photo.view[:3, :3].T.tolist(),
+            "fy": fy, "fx": fx, "cx": cx, "cy": cy, "split": split}
+
+
+def write(path: Path, scene: Scene) -> None:
+    """All cameras of a scene at training size, training and test views alike."""
+    test = set(scene.test)
+    write_json(path, [entry(index, photo, "test" if index in test else "train")
+                      for index, photo in enumerate(scene.photos)])
+
+
+def read(path: Path, split: str | None = None) -> list[tuple[str, Camera]]:
+    """(name, camera) of every entry, or of those of one split ("train", "test").
+
+    Files of other trainers have neither centres nor splits: the image's centre is taken, and all are training views.
+
+    Raises UserError when the file is missing or an entry lacks a field.
+    """
+    found = []
+    for number, item in enumerate(read_json(path)):
+        try:
+            if split is not None and item.get("split", "train") != split:
+                continue
+            rotation = np.asarray(item["rotation"], np.float64).T
+            view = np.eye(4)
+            view[:3, :3] = rotation
+            view[:3, 3] = -rotation @ np.asarray(item["position"], np.float64)
+            width, height = int(item["width"]), int(item["height"])
+            centre = (item.get("cx", width / 2), item.get("cy", height / 2))
+            intrinsics = np.asarray([item["fx"], item["fy"], *centre], np.float32)
+            camera = Camera(view.astype(np.float32), intrinsics, width, height)  # type: ignore[arg-type]
+            found.append((str(item["img_name"]), camera))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: camera number {number} is broken ({error!r}); train again") from error
+    return found

@@ -1,0 +1,109 @@
+"""The console command ``odin``: one table of subcommands, each a thin file in ``scripts``.
+
+Nothing heavy is imported before the subcommand is known, so that ``odin --help`` answers at once. The table names the
+scripts as text: they wire the packages together, so no package may depend on them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+# name: (module, class of its options, what it does)
+COMMANDS = {
+    "train": ("scripts.train", "TrainConfig", "train a scene from a capture"),
+    "eval": ("scripts.eval", "EvalConfig", "measure a trained scene on its test views"),
+    "render": ("scripts.render", "RenderConfig", "render test views, an orbit or the camera path as PNG or MP4"),
+    "export": ("scripts.export", "ExportConfig", "write a trained scene as .ply or .splat"),
+    "import": ("scripts.import_", "ImportConfig", "make a run folder from a .ply or .splat of any trainer"),
+    "plan": ("scripts.plan", "PlanConfig", "schedule the views of a capture ahead of time"),
+    "report": ("scripts.report", "ReportConfig", "print the records of runs side by side"),
+    "view": ("scripts.view", "ViewConfig", "look at a trained scene in the browser (needs the extra: viewer)"),
+    "demo": ("scripts.demo", "DemoConfig", "build the embedded scene, train it, show what came out"),
+}
+USERS_FAULT = (("splat.errors", "UserError"), ("sched.errors", "PlanError"))  # shown as one line, no traceback
+BENCH = "run one benchmark: odin bench NAME [options]; its last output line is one JSON object"
+
+
+class UnknownName(Exception):
+    """There is no such command or benchmark."""
+
+
+def usage() -> str:
+    """The text of ``odin --help``."""
+    rows = [(name, what) for name, (_, _, what) in COMMANDS.items()] + [("bench", BENCH)]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:{width}}  {what}" for name, what in rows]
+    return "\n".join(["usage: odin COMMAND [options]     (odin COMMAND --help lists a command's options)", "", *lines])
+
+
+def run(module: str, config_class: str, argv: Sequence[str], prog: str) -> int:
+    """Parse ``argv`` into the script's options and call its ``main``; the exit code."""
+    import tyro
+
+    script = importlib.import_module(module)
+    options: Any = tyro.cli(getattr(script, config_class), args=list(argv), prog=prog,
+                            description=(script.__doc__ or "").strip())
+    return script.main(options) or 0
+
+
+def bench(argv: Sequence[str]) -> int:
+    """Run ``scripts.bench.NAME.main(argv)``. Raises UnknownName for an unknown name."""
+    from pathlib import Path
+
+    folder = Path(importlib.import_module("scripts.bench").__file__ or "").parent
+    names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"usage: odin bench NAME [options]\n\n  names: {', '.join(names)}")
+        return 0
+    if argv[0] not in names:
+        raise UnknownName(_unknown("bench", argv[0], names))
+    return importlib.import_module(f"scripts.bench.{argv[0]}").main(list(argv[1:])) or 0
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Run the subcommand that ``argv`` names. Raises UnknownName for an unknown one."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"odin {version('odin-jax')}")
+        return 0
+    if argv[0] == "bench":
+        return bench(argv[1:])
+    if argv[0] not in COMMANDS:
+        raise UnknownName(_unknown("command", argv[0], [*COMMANDS, "bench"]))
+    module, config_class, _ = COMMANDS[argv[0]]
+    return run(module, config_class, argv[1:], f"odin {argv[0]}")
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {what} {name!r}; {hint}"
+
+
+def is_users_fault(error: BaseException) -> bool:
+    """Whether the error's message is meant for the user; looks only at classes that are loaded already."""
+    classes = [getattr(sys.modules[module], name) for module, name in USERS_FAULT if module in sys.modules]
+    return isinstance(error, (UnknownName, *classes))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry of the console command: a user's mistake is one line on stderr and exit code 2."""
+    try:
+        sys.exit(dispatch(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception as error:
+        if not is_users_fault(error):
+            raise
+        print(f"odin: {error}", file=sys.stderr)
+        sys.exit(2)

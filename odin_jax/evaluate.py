@@ -1,0 +1,96 @@
+"""Measure a trained scene: render views, compare 8-bit pixels with the photos, keep both side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+
+from odin_jax.feed import camera_of, plain_background
+from odin_jax.rooms import PairRooms
+from splat import metrics
+from splat.cameras import Camera
+from splat.gaussians import Gaussians
+from splat.io.files import atomic_write
+from splat.pipelines.protocol import Pipeline
+from splat.scene.types import Scene, load_photo
+
+PAIRS_PER_ROW = 6  # first guess; a view that needs more is rendered once more with the room it asked for
+SEAM = 4  # white pixels between photo and render
+
+
+class Painter:
+    """Renders exported rows of one pipeline to 8-bit images; remembers the room so that programs are few."""
+
+    def __init__(self, pipeline: Pipeline, gaussians: Gaussians, background: np.ndarray):
+        self._gaussians, self._background = gaussians, background
+        self._render = jax.jit(pipeline.render, static_argnums=3)
+        self._rooms = PairRooms()
+
+    def __call__(self, camera: Camera) -> np.ndarray:
+        """[H, W, 3] uint8: rounded to 8 bit after clamping to [0, 1]."""
+        size = (camera.width, camera.height)
+        if size not in self._rooms.rooms:
+            self._rooms.open(size, PAIRS_PER_ROW * self._gaussians.count)
+        while True:
+            room = self._rooms.rooms[size]
+            image, pairs = self._render(self._gaussians, camera, self._background, room)
+            if int(pairs) <= room:
+                return to_8_bit(np.asarray(image))
+            self._rooms.widen(size, int(pairs))
+
+
+def to_8_bit(image: np.ndarray) -> np.ndarray:
+    """uint8 pixels of an image in 0..1: clamped, then rounded to the nearest level."""
+    return np.rint(np.clip(image, 0.0, 1.0) * 255.0).astype(np.uint8)
+
+
+def evaluate(painter: Painter, scene: Scene, indices: Iterable[int], lpips: bool,
+             folder: Path | None) -> list[dict[str, Any]]:
+    """Per view: name, size and psnr (dB), ssim and, if wanted, lpips (VGG) of the 8-bit render against the photo.
+
+    Where a photo has a mask, both are darkened by it first, so that only what counts is compared. With a folder,
+    ``FOLDER/NAME.png`` shows photo and render beside each other.
+    """
+    rows = []
+    for index in indices:
+        photo = scene.photos[index]
+        truth, mask = load_photo(scene, index)
+        image = painter(camera_of(photo))
+        if folder is not None:
+            write_png(folder / png_name(scene, index), side_by_side(truth, image))
+        if mask is not None:
+            truth, image = _masked(truth, mask), _masked(image, mask)
+        row: dict[str, Any] = {"name": photo.name, "width": photo.width, "height": photo.height,
+                               "psnr": float(metrics.psnr(image, truth)), "ssim": float(metrics.ssim(image, truth))}
+        if lpips:
+            row["lpips"] = float(metrics.lpips(image, truth))
+        rows.append(row)
+    return rows
+
+
+def png_name(scene: Scene, index: int) -> str:
+    """The photo's name with the ending .png, appended where replacing the old one would make two names one."""
+    name = PurePosixPath(scene.photos[index].name)
+    twins = [photo for photo in scene.photos if PurePosixPath(photo.name).with_suffix("") == name.with_suffix("")]
+    return f"{name}.png" if len(twins) > 1 else name.with_suffix(".png").as_posix()
+
+
+def side_by_side(truth: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """[H, 2 W + 4, 3] uint8: the photo on the left, the render on the right."""
+    seam = np.full((truth.shape[0], SEAM, 3), 255, np.uint8)
+    return np.concatenate([truth, seam, image], axis=1)
+
+
+def write_png(path: Path, pixels: np.ndarray) -> None:
+    """Write [H, W, 3] uint8 as PNG, atomically. Raises UserError when the folder cannot be written to."""
+    with atomic_write(path) as file:
+        Image.fromarray(pixels).save(file, format="PNG")
+
+
+def _masked(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    return np.rint(pixels * (mask[..., None] / 255.0)).astype(np.uint8)

@@ -1,0 +1,80 @@
+"""Camera paths for videos: an orbit around what the cameras look at, and a smooth ride along the cameras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.interpolate import CubicSpline
+from scipy.spatial.transform import Rotation, Slerp
+
+from splat.cameras import Camera
+
+
+def look_at(eye: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """[4, 4] world → camera (x right, y down, z forward) at ``eye``, looking at ``target``."""
+    forward = target - eye
+    forward = forward / np.linalg.norm(forward)
+    right = np.cross(forward, up)
+    right = right / np.linalg.norm(right)
+    rotation = np.stack([right, np.cross(forward, right), forward])
+    view = np.eye(4)
+    view[:3, :3], view[:3, 3] = rotation, -rotation @ eye
+    return view
+
+
+def focus(cameras: Sequence[Camera]) -> np.ndarray:
+    """[3] point nearest to all viewing axes in the least-squares sense; ahead of the middle when they are parallel."""
+    centres, axes = _centres(cameras), _rows(cameras, 2)
+    planes = np.eye(3) - axes[:, :, None] * axes[:, None, :]
+    system = planes.sum(0)
+    if np.linalg.cond(system) > 1e6:
+        return centres.mean(0) + axes.mean(0)
+    return np.linalg.solve(system, np.einsum("nij,nj->i", planes, centres))
+
+
+def orbit(cameras: Sequence[Camera], frames: int) -> list[Camera]:
+    """A circle around the focus at the cameras' median height and distance, with the first camera's lens."""
+    centres, target = _centres(cameras), focus(cameras)
+    up = -_rows(cameras, 1).mean(0)
+    up = up / np.linalg.norm(up)
+    offsets = centres - target
+    height = np.median(offsets @ up)
+    radius = np.median(np.linalg.norm(offsets - np.outer(offsets @ up, up), axis=1))
+    first = offsets[0] - (offsets[0] @ up) * up
+    if np.linalg.norm(first) < 1e-9:
+        first = np.cross(up, _rows(cameras, 0)[0])
+    first = first / np.linalg.norm(first)
+    second = np.cross(up, first)
+    angles = np.linspace(0, 2 * np.pi, frames, endpoint=False)
+    eyes = [target + height * up + radius * (np.cos(a) * first + np.sin(a) * second) for a in angles]
+    return [_with_view(cameras[0], look_at(eye, target, up)) for eye in eyes]
+
+
+def ride(cameras: Sequence[Camera], frames: int) -> list[Camera]:
+    """A smooth curve through the cameras in the given order, with the first camera's lens."""
+    if len(cameras) < 2:
+        return [cameras[0]] * frames
+    knots = np.arange(len(cameras), dtype=float)
+    times = np.linspace(0, knots[-1], frames)
+    turns = Rotation.from_matrix(np.stack([np.asarray(c.view, np.float64)[:3, :3] for c in cameras]))
+    rotations = Slerp(knots, turns)(times).as_matrix()
+    eyes = CubicSpline(knots, _centres(cameras))(times)
+    views = np.tile(np.eye(4), (frames, 1, 1))
+    views[:, :3, :3] = rotations
+    views[:, :3, 3] = -np.einsum("nij,nj->ni", rotations, eyes)
+    return [_with_view(cameras[0], view) for view in views]
+
+
+def _centres(cameras: Sequence[Camera]) -> np.ndarray:
+    views = np.stack([np.asarray(camera.view, np.float64) for camera in cameras])
+    return -np.einsum("nji,nj->ni", views[:, :3, :3], views[:, :3, 3])
+
+
+def _rows(cameras: Sequence[Camera], row: int) -> np.ndarray:
+    """[n, 3] one axis of every camera in world coordinates: 0 right, 1 down, 2 forward."""
+    return np.stack([np.asarray(camera.view, np.float64)[row, :3] for camera in cameras])
+
+
+def _with_view(camera: Camera, view: np.ndarray) -> Camera:
+    return Camera(view.astype(np.float32), camera.intrinsics, camera.width, camera.height)  # type: ignore[arg-type]

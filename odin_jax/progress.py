@@ -1,0 +1,133 @@
+"""What a person sees while a run goes: one live line on a terminal, plain lines elsewhere, TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from tensorboardX import SummaryWriter
+
+PLAIN_EVERY_S = 10.0  # seconds between lines where there is no terminal
+SMOOTHING = 0.95  # share of the old value in the running means of loss and error
+
+
+def duration(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """What one step reports."""
+
+    step: int
+    loss: float
+    mse: float  # mean squared colour error, 0..1
+    gaussians: int
+    pairs: int  # tile-row pairs of the largest view
+    samples: int  # views in the unit
+
+
+class Progress:
+    """Running means and the line made of them. Use as a context manager."""
+
+    def __init__(self, first_step: int, iterations: int):
+        self._first, self._iterations = first_step, iterations
+        self._start = self._spoken = time.perf_counter()
+        self._samples = 0
+        self.loss = self.mse = math.nan
+        self._console = Console()
+        terminal = self._console.is_terminal
+        self._live = Live(console=self._console, refresh_per_second=4) if terminal else None
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    @property
+    def samples_per_s(self) -> float:
+        """Trained views per second since this process's first step."""
+        return self._samples / max(time.perf_counter() - self._start, 1e-9)
+
+    @property
+    def psnr(self) -> float:
+        """Running mean of the training PSNR, dB."""
+        return -10 * math.log10(max(self.mse, 1e-12)) if self.mse == self.mse else math.nan
+
+    def numbers(self) -> dict[str, float]:
+        """What the record keeps of this process's steps; empty when there was none."""
+        if not self._samples:
+            return {}
+        return {"samples_per_s": self.samples_per_s, "train_psnr": self.psnr, "train_loss": self.loss}
+
+    def step(self, numbers: StepNumbers) -> None:
+        """Take one step's numbers and refresh the line."""
+        keep = SMOOTHING if self.loss == self.loss else 0.0
+        self.loss = numbers.loss if keep == 0 else keep * self.loss + (1 - keep) * numbers.loss
+        self.mse = numbers.mse if keep == 0 else keep * self.mse + (1 - keep) * numbers.mse
+        self._samples += numbers.samples
+        now = time.perf_counter()
+        last = numbers.step == self._iterations
+        if self._live:
+            self._live.update(Text(self.line(numbers)), refresh=last)
+        elif last or now - self._spoken >= PLAIN_EVERY_S:
+            self._spoken = now
+            self.say(self.line(numbers))
+
+    def line(self, numbers: StepNumbers) -> str:
+        """step, loss, PSNR, Gaussians, samples/s, time left."""
+        done = max(1, numbers.step - self._first + 1)
+        spent = time.perf_counter() - self._start
+        left = spent / done * (self._iterations - numbers.step)
+        return (f"step {numbers.step}/{self._iterations}  loss {self.loss:.4f}  PSNR {self.psnr:.2f} dB  "
+                f"Gaussians {numbers.gaussians:,}  {self.samples_per_s:.2f} samples/s  left {duration(left)}")
+
+    def say(self, line: str) -> None:
+        """Print a line of its own, above the live line where there is one."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class Scalars:
+    """TensorBoard's files, or nothing when the folder is None."""
+
+    def __init__(self, folder: Path | None, first_step: int):
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step) if folder else None
+
+    def step(self, numbers: StepNumbers, progress: Progress) -> None:
+        """Scalars of one step."""
+        if self._writer is None:
+            return
+        values = {"train/loss": progress.loss, "train/psnr": progress.psnr,
+                  "train/samples_per_s": progress.samples_per_s, "state/gaussians": numbers.gaussians,
+                  "state/pairs": numbers.pairs}
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, numbers.step)
+
+    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        """One [H, W, 3] uint8 image."""
+        if self._writer is not None:
+            self._writer.add_image(name, pixels, step, dataformats="HWC")
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        """One number."""
+        if self._writer is not None:
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,147 @@
+"""The folder of one run: what lies where, who may write into it, and where a run continues.
+
+Nothing that a run left is overwritten by another one: a folder is written by one process at a time, and a folder
+that holds results is only continued, with the configuration that made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from odin_jax.checkpoint import steps_in
+from splat.errors import UserError
+
+# Fields that say how a run is watched or where it goes, not what it computes.
+FREE_FIELDS = ("out", "resume", "iterations", "checkpoint_every", "keep_checkpoints", "log_every", "image_every",
+               "photo_cache_mb", "lpips", "tensorboard", "cache_dir")
+OUTPUTS = ("record.json", "point_cloud.ply", "checkpoints", "cameras.json", "renders")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run's files."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def ply(self) -> Path:
+        return self.path / "point_cloud.ply"
+
+    @property
+    def cameras(self) -> Path:
+        return self.path / "cameras.json"
+
+    @property
+    def renders(self) -> Path:
+        return self.path / "renders"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Create the folder and hold it for this process. Raises UserError when another process holds it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "w")
+        except OSError as error:
+            raise UserError(f"cannot write to --out {self.path}: {error.strerror}; choose another folder") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"another process is training in {self.path}; wait for it or choose another --out"
+                                ) from error
+            yield
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees either the old file or the new one, never a part."""
+    part = path.with_name(path.name + ".tmp")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(part, path)
+
+
+def read_json(path: Path, made_by: str = "odin train --out") -> Any:
+    """Parsed JSON file. Raises UserError with file, line and remedy when it is missing or broken."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist; give the folder that was written with `{made_by}`") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        line = getattr(error, "lineno", 1)
+        raise UserError(f"{path} is not valid JSON (line {line}); restore it or train again") from error
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """`name: old → new` for every field that decides results and differs between two resolved configurations."""
+    found = []
+    for name in sorted(set(old) | set(new)):
+        if not prefix and name in FREE_FIELDS:
+            continue
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += differences(before, now, f"{prefix}{name}.")
+        elif before != now:
+            found.append(f"{prefix}{name}: {before} → {now}")
+    return found
+
+
+def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[Path, int] | None:
+    """(folder of checkpoints, step) to continue from, or None for a fresh start.
+
+    ``resume`` is auto (the newest complete checkpoint in the run folder, when there is one), never, or the path of a
+    run or of one checkpoint. Raises UserError when the folder holds results that a start would overwrite.
+    """
+    held = [name for name in OUTPUTS if (run.path / name).exists()]
+    earlier = read_json(run.config) if run.config.exists() else None
+    if earlier is None and held:
+        raise UserError(f"--out {run.path} already holds {held[0]} of something else; choose another folder")
+    if resume == "never":
+        if held:
+            raise UserError(f"--out {run.path} holds the results of an earlier run ({held[0]}) and --resume never was "
+                            "given; choose another folder or let it resume")
+        return None
+    if resume == "auto":
+        changed = differences(earlier, resolved) if earlier and held else []
+        if changed:
+            raise UserError(f"--out {run.path} holds a run with another configuration ({'; '.join(changed[:4])}); "
+                            "choose another folder or give the same options")
+        steps = steps_in(run.checkpoints)
+        return (run.checkpoints, steps[-1]) if steps else None
+    source, step = _named_checkpoint(Path(resume))
+    if held and source.resolve() != run.checkpoints.resolve():
+        raise UserError(f"--out {run.path} holds the results of another run than --resume {resume}; "
+                        "choose another folder")
+    return source, step
+
+
+def _named_checkpoint(path: Path) -> tuple[Path, int]:
+    """(folder of checkpoints, step) for the path of a run, of its checkpoints or of one of them."""
+    if path.name.isdigit() and path.is_dir():
+        return path.parent, int(path.name)
+    for folder in (path / "checkpoints", path):
+        steps = steps_in(folder)
+        if steps:
+            return folder, steps[-1]
+    raise UserError(f"--resume {path}: no complete checkpoint there; give a run's folder, auto or never")

@@ -1,0 +1,78 @@
+"""The configuration of a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from splat.errors import UserError
+from splat.pipelines.gs3d import Gs3dConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a scene. Everything a run does follows from these fields, the photos and the seed."""
+
+    scene: Path  # capture: a COLMAP folder, transforms.json, a Blender folder or an .npz
+    out: Path  # folder for the results; continued when it holds this run
+    pipeline: str = "3dgs"  # 3dgs, or package.module:factory for a pipeline from elsewhere
+    iterations: int = 30_000  # optimizer steps
+    downscale: float = 1  # divide the photos' sides by this
+    batch: int = 1  # views per optimizer step
+    cap: int | None = None  # most Gaussians there may ever be; None: no limit
+    seed: int = 0  # all random numbers follow from it
+    resume: str = "auto"  # auto, never, or the path of a run or checkpoint to continue from
+    test_every: int = 8  # every so-manieth photo by name is kept for testing; 0: none
+    images: str | None = None  # folder of photos inside the scene; None: images, else input
+    alpha: Literal["mask", "background"] | None = None  # meaning of an alpha channel; None: by the kind of scene
+    max_points: int | None = None  # start from at most so many SfM points; None: all
+    background: Literal["black", "white", "random"] = "black"  # colour behind the scene while training
+    checkpoint_every: int = 1000  # steps between checkpoints
+    keep_checkpoints: int = 3  # newest checkpoints kept
+    log_every: int = 100  # steps between TensorBoard scalars and checks of every parameter
+    image_every: int = 1000  # steps between TensorBoard images; 0: none
+    photo_cache_mb: int = 1024  # host memory for decoded photos, MB
+    tensorboard: bool = True  # write DIR/tensorboard
+    lpips: bool = True  # measure LPIPS (VGG) on the test views at the end
+    cache_dir: Path | None = None  # compiled programs are kept here; None: the user's cache folder
+    gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)  # options of the 3DGS pipeline
+
+
+AT_LEAST = {"iterations": 1, "downscale": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,
+            "checkpoint_every": 1, "keep_checkpoints": 1, "log_every": 1, "image_every": 0, "photo_cache_mb": 1}
+
+
+def validated(config: TrainConfig) -> TrainConfig:
+    """The configuration with an absolute scene path. Raises UserError for a value that cannot work."""
+    for name, least in AT_LEAST.items():
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    if not config.scene.exists():
+        raise UserError(f"--scene {config.scene}: there is no such file or folder; give a capture's folder or .npz")
+    return dataclasses.replace(config, scene=config.scene.resolve())
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """The resolved configuration as JSON values."""
+    return {name: str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(config).items()}
+
+
+def from_json(values: dict[str, Any], where: Path) -> TrainConfig:
+    """The inverse of ``to_json``. Raises UserError that names the field when the file does not fit this version."""
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UserError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of this program")
+    try:
+        paths = {name: Path(values[name]) for name in ("scene", "out")}
+        cache = values.get("cache_dir")
+        nested = Gs3dConfig(**{name: tuple(value) if isinstance(value, list) else value
+                               for name, value in values.get("gs3d", {}).items()})
+        rest = {name: value for name, value in values.items() if name not in ("scene", "out", "cache_dir", "gs3d")}
+        return TrainConfig(**paths, cache_dir=Path(cache) if cache else None, gs3d=nested, **rest)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{where}: does not fit this version of the program ({error}); train again") from error

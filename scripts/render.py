@@ -1,0 +1,89 @@
+"""Render a trained scene: its test views, an orbit around it, or a ride along the training cameras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import imageio.v2 as imageio
+import numpy as np
+import tyro
+
+from odin_jax import paths
+from odin_jax.evaluate import Painter, write_png
+from odin_jax.feed import plain_background
+from odin_jax.loaded import LoadedRun, open_run
+from splat.cameras import Camera
+from splat.errors import UserError
+
+
+@dataclass(frozen=True)
+class RenderConfig:
+    """Render a trained scene: its test views, an orbit around it, or a ride along the training cameras."""
+
+    dir: Annotated[Path, tyro.conf.Positional]  # folder written by `odin train --out`
+    what: Literal["test", "orbit", "path"] = "orbit"  # which cameras
+    format: Literal["mp4", "png"] = "mp4"  # one video, or one PNG per frame
+    out: Path | None = None  # file (mp4) or folder (png); None: DIR/WHAT.mp4 or DIR/WHAT
+    frames: int = 120  # length of an orbit or path, frames
+    fps: int = 30  # frames per second of the video
+
+
+def main(config: RenderConfig) -> None:
+    """Write the video or the PNGs and print where. Raises UserError when there is nothing to render."""
+    if config.frames < 1 or config.fps < 1:
+        raise UserError(f"--frames {config.frames} --fps {config.fps}: both must be at least 1")
+    run = open_run(config.dir)
+    cameras = _cameras(run, config)
+    painter = Painter(run.pipeline, run.gaussians, plain_background(run.config.background))
+    frames = ((name, painter(camera)) for name, camera in cameras)
+    if config.format == "png":
+        folder = config.out or config.dir / config.what
+        for name, pixels in frames:
+            write_png(folder / f"{name}.png", pixels)
+        print(f"{folder}: {len(cameras)} images")
+    else:
+        file = config.out or config.dir / f"{config.what}.mp4"
+        _write_video(file, frames, config.fps)
+        print(f"{file}: {len(cameras)} frames")
+
+
+def _cameras(run: LoadedRun, config: RenderConfig) -> list[tuple[str, Camera]]:
+    if config.what == "test":
+        found = run.cameras("test")
+        if not found:
+            raise UserError(f"{config.dir} has no test views; use --what orbit or path")
+        return found
+    along = [camera for _, camera in run.cameras("train")]
+    if not along:
+        raise UserError(f"{run.folder.cameras} lists no training camera; train again")
+    made = paths.orbit(along, config.frames) if config.what == "orbit" else paths.ride(along, config.frames)
+    return [(f"{index:04d}", camera) for index, camera in enumerate(made)]
+
+
+def _write_video(file: Path, frames: Iterator[tuple[str, np.ndarray]], fps: int) -> None:
+    """H.264 at the size of the first frame, its sides made even as the codec wants; others are cut or padded."""
+    part = file.with_name(f".{file.stem}.tmp{file.suffix}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    size: tuple[int, int] | None = None
+    try:
+        with imageio.get_writer(part, format="FFMPEG", mode="I", fps=fps, macro_block_size=2) as writer:  # type: ignore[arg-type]
+            for _, pixels in frames:
+                size = size or (pixels.shape[0] // 2 * 2, pixels.shape[1] // 2 * 2)
+                canvas = np.zeros((*size, 3), np.uint8)
+                kept = pixels[:size[0], :size[1]]
+                canvas[:kept.shape[0], :kept.shape[1]] = kept
+                writer.append_data(canvas)  # type: ignore[attr-defined]
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    import sys
+
+    from odin_jax.cli import main as odin
+
+    odin(["render", *sys.argv[1:]])
