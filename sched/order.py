@@ -1,0 +1,182 @@
+"""Static data scheduling (SDS, paper §4.2): the order of task units.
+
+The schedule rotates over the logical groups, weakly coupled groups in a row, and fills each unit from its group view
+by view by lowest ``s(v | U_prev) = Σ_{u ∈ U_prev} w_uv`` (Eq. 2), less ``cohesion`` times the coupling to the views
+already in the unit: of views that conflict equally little, one that sees what the unit sees anyway keeps the unit's
+scope small. ``cohesion = 0`` is the paper's rule alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sched.partition import Partition
+from sched.rlg import Rlg
+
+SEED_SCAN = 48  # views of a group looked at for the first of a unit; the scan stops at one that scores 0
+
+
+@dataclass(frozen=True)
+class Order:
+    """Units of whole epochs. Every unit has ``batch`` distinct views and every epoch has each view once.
+
+    If V is no multiple of ``batch``, one unit per epoch ends in ``n_repeats`` views that the epoch has elsewhere too
+    (``repeat_unit`` says which), chosen like any other view of the unit; so units have one size and no view is left out.
+    """
+
+    units: np.ndarray  # [E · n, batch] int32 view indices
+    groups: np.ndarray  # [E · n] int32 group of each unit, −1 where there are none (random order)
+    units_per_epoch: int  # n
+    n_repeats: int  # views of the short unit that are repeats, 0..batch − 1
+    repeat_unit: np.ndarray  # [E] int32, index within the epoch of the unit that has them; −1 if none
+
+
+def random_order(n_views: int, batch: int, epochs: int, seed: int) -> Order:
+    """A random permutation per epoch, cut into units: the control without SDS. The last unit has the repeats."""
+    units, spare = -(-n_views // batch), -n_views % batch
+    rows = []
+    for epoch in range(epochs):
+        views = np.random.default_rng((seed, 2, epoch)).permutation(n_views)
+        fill = views[: (units - 1) * batch][:spare]
+        rows.append(np.concatenate([views, fill]).reshape(units, batch))
+    last = np.full(epochs, units - 1 if spare else -1, np.int32)
+    return Order(np.concatenate(rows).astype(np.int32), np.full(units * epochs, -1, np.int32), units, spare, last)
+
+
+def scheduled_order(rlg: Rlg, groups: Partition, batch: int, epochs: int, seed: int, *,
+                    place: np.ndarray, cohesion: float = 0.5) -> Order:
+    """The SDS order of ``epochs`` epochs; each differs and all follow from ``seed``.
+
+    ``place`` [V, d] is the embedding of ``sched.partition.embed``: an epoch takes the views of a group in a sweep over
+    it in a random direction, which leaves no scattered rest for the last units.
+    """
+    filler = _Filler(rlg, groups.labels, batch, cohesion)
+    units, owners, repeats = [], [], []
+    previous: list[int] = []
+    last_group = -1
+    for epoch in range(epochs):
+        rng = np.random.default_rng((seed, 3, epoch))
+        turns = traverse(groups, last_group, rng)
+        filler.start(_sweep(place, groups.labels, groups.n_groups, rng))
+        short = -1
+        for turn, group in enumerate(turns):
+            unit, fresh = filler.fill(group, previous)
+            if fresh < batch:
+                short = turn
+            units.append(unit)
+            previous = unit
+        owners += turns
+        last_group = turns[-1]
+        repeats.append(short)
+    spare = -rlg.n_views % batch
+    return Order(np.asarray(units, np.int32), np.asarray(owners, np.int32), len(units) // epochs, spare,
+                 np.asarray(repeats, np.int32))
+
+
+def traverse(groups: Partition, last: int, rng: np.random.Generator) -> list[int]:
+    """The groups in the order their units run in one epoch: ``unit_counts[g]`` turns of each group g.
+
+    In rounds in which each group has one turn; within a round the next group is the one most weakly coupled to the
+    group before it (ties at random), and never that group itself while another is left.
+    """
+    left = groups.unit_counts.copy()
+    turns: list[int] = []
+    while left.any():
+        due = [int(g) for g in rng.permutation(np.flatnonzero(left == left.max()))]
+        while due:
+            others = [g for g in due if g != last] or due
+            last = min(others, key=lambda g: groups.coupling[last, g] if last >= 0 else 0.0)
+            due.remove(last)
+            left[last] -= 1
+            turns.append(last)
+    return turns
+
+
+def _sweep(place: np.ndarray, labels: np.ndarray, n_groups: int, rng: np.random.Generator) -> list[list[int]]:
+    """Views of each group in the order of a projection onto a random direction of the embedding."""
+    height = (place - place.mean(axis=0)) @ rng.standard_normal(place.shape[1])
+    order = np.lexsort((height, labels))
+    ends = np.cumsum(np.bincount(labels, minlength=n_groups))
+    return [order[low:high].tolist() for low, high in zip(np.append(0, ends[:-1]), ends, strict=True)]
+
+
+class _Filler:
+    """Fills units from what is left of each group; plain lists and dicts, linear in the edges of the graph."""
+
+    def __init__(self, rlg: Rlg, labels: np.ndarray, batch: int, cohesion: float):
+        ptr = rlg.weights.indptr.tolist()
+        col, weight = rlg.weights.indices.tolist(), rlg.weights.data.tolist()
+        self.neighbours = [(col[a:b], weight[a:b]) for a, b in zip(ptr, ptr[1:], strict=False)]
+        self.labels = labels.tolist()
+        self.batch, self.cohesion = batch, cohesion
+
+    def start(self, sweeps: list[list[int]]) -> None:
+        """Begin an epoch: ``sweeps`` has the views of each group in the order they are tried in."""
+        self.left = bytearray(b"\1" * len(self.labels))
+        self.sweeps, self.cursor = sweeps, [0] * len(sweeps)
+
+    def fill(self, group: int, previous: list[int]) -> tuple[list[int], int]:
+        """(the next unit of ``group``, how many of its views are new in this epoch)."""
+        conflict = self._coupling(previous)
+        unit: list[int] = []
+        bond: dict[int, float] = {}
+        self._grow(unit, bond, conflict, group, self.left)
+        fresh = len(unit)
+        if fresh < self.batch:
+            taken = bytearray(b"\1" * len(self.labels))
+            for view in unit:
+                taken[view] = 0
+            cursor, self.cursor[group] = self.cursor[group], 0
+            self._grow(unit, bond, conflict, group, taken)
+            self.cursor[group] = cursor
+            if len(unit) < self.batch:  # the whole group is smaller than a unit
+                rest = (v for v in range(len(taken)) if taken[v])
+                unit += sorted(rest, key=lambda v: conflict.get(v, 0.0))[: self.batch - len(unit)]
+        return unit, fresh
+
+    def _coupling(self, views: Iterable[int]) -> dict[int, float]:
+        """s(v | views) of Eq. 2 for every v that has an edge to ``views``."""
+        score: dict[int, float] = {}
+        for view in views:
+            for v, w in zip(*self.neighbours[view], strict=True):
+                score[v] = score.get(v, 0.0) + w
+        return score
+
+    def _grow(self, unit: list[int], bond: dict[int, float], conflict: dict[int, float], group: int,
+              free: bytearray) -> None:
+        """Add the cheapest free views of ``group`` to ``unit`` until it is full or the group has none left."""
+        while len(unit) < self.batch:
+            best, cost = self._first(group, conflict, free)
+            if best < 0:
+                return
+            for v, held in bond.items():
+                if free[v] and self.labels[v] == group:
+                    other = conflict.get(v, 0.0) - self.cohesion * held
+                    if other < cost or (other == cost and v < best):
+                        best, cost = v, other
+            unit.append(best)
+            free[best] = 0
+            for v, w in zip(*self.neighbours[best], strict=True):
+                bond[v] = bond.get(v, 0.0) + w
+
+    def _first(self, group: int, conflict: dict[int, float], free: bytearray) -> tuple[int, float]:
+        """The free view of the group with the least conflict among the next of its sweep, and that conflict."""
+        sweep, at = self.sweeps[group], self.cursor[group]
+        while at < len(sweep) and not free[sweep[at]]:
+            at += 1
+        self.cursor[group] = at
+        best, cost, seen = -1, np.inf, 0
+        while at < len(sweep) and seen < SEED_SCAN:
+            view = sweep[at]
+            if free[view]:
+                score = conflict.get(view, 0.0)
+                if score < cost:
+                    best, cost = view, score
+                    if not score:
+                        break
+                seen += 1
+            at += 1
+        return best, cost
