@@ -16,7 +16,7 @@ def default_folder() -> Path:
 
 
 def enable(folder: Path | None) -> None:
-    """Keep compiled programs in ``folder``; None: where JAX_COMPILATION_CACHE_DIR says, else the user's cache."""
+    """Keep compiled programs in ``folder``; None: in JAX_COMPILATION_CACHE_DIR, else the user's cache."""
     chosen = folder or Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or default_folder())
     jax.config.update("jax_compilation_cache_dir", str(chosen))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)

@@ -1,4 +1,4 @@
-"""``cameras.json``: the list of cameras that viewers of 3DGS scenes read (spec §6.6 names it; fields as there)."""
+"""``cameras.json``: the list of cameras that viewers of 3DGS scenes read (spec §6.6 names the file)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,40 @@ from splat.scene.types import Photo, Scene
 
 
 def entry(index: int, photo: Photo, split: str) -> dict[str, Any]:
-    """One camera: position and camera → world rotation (rows), focal lengths and, beyond the format, the centre."""
+    """One camera: position, camera → world rotation (rows), focal lengths; beyond the format: the centre."""
     fx, fy, cx, cy = (float(value) for value in photo.intrinsics)
-    return {"id": index, "img_name": photo.name, "width": photo.width, "height": photo.height,
-            "position": [float(value) for value in photo.centre], "rotation": photo.view[:3, :3].T.tolist(),
-            "fy": fy, "fx": fx, "cx": cx, "cy": cy, "split": split}
+    return {
+        "id": index,
+        "img_name": photo.name,
+        "width": photo.width,
+        "height": photo.height,
+        "position": [float(value) for value in photo.centre],
+        "rotation": photo.view[:3, :3].T.tolist(),
+        "fy": fy,
+        "fx": fx,
+        "cx": cx,
+        "cy": cy,
+        "split": split,
+    }
 
 
 def write(path: Path, scene: Scene) -> None:
     """All cameras of a scene at training size, training and test views alike."""
     test = set(scene.test)
-    write_json(path, [entry(index, photo, "test" if index in test else "train")
-                      for index, photo in enumerate(scene.photos)])
+    write_json(
+        path,
+        [
+            entry(index, photo, "test" if index in test else "train")
+            for index, photo in enumerate(scene.photos)
+        ],
+    )
 
 
 def read(path: Path, split: str | None = None) -> list[tuple[str, Camera]]:
     """(name, camera) of every entry, or of those of one split ("train", "test").
 
-    Files of other trainers have neither centres nor splits: the image's centre is taken, and all are training views.
+    Files of other trainers have neither centres nor splits: the image's centre is taken, and all are training
+    views.
 
     Raises UserError when the file is missing or an entry lacks a field.
     """

@@ -1,8 +1,9 @@
 """Checkpoints by orbax: written asynchronously, atomic, complete, the last few kept.
 
-A checkpoint holds every array of the pipeline's state under its path in the pytree, and a JSON part with whatever
-else the loop needs to continue exactly (rooms, times). Orbax writes into a temporary folder and renames it when it is
-complete, so a folder with a bare step number is a whole checkpoint however the process ended.
+A checkpoint holds every array of the pipeline's state under its path in the pytree, and a JSON part with
+whatever else the loop needs to continue exactly (rooms, times). Orbax writes into a temporary folder and
+renames it when it is complete, so a folder with a bare step number is a whole checkpoint however the process
+ended.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Checkpoints:
         self.folder = folder
         policy = ocp.checkpoint_managers.LatestN(keep)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=True)
+            preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=True
+        )
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Start to write the state after ``step``; waits for the previous write, then works in the background.
+        """Start to write the state after ``step``; waits for the previous write, then works in background.
 
         Raises UserError when the disk refuses.
         """
@@ -53,7 +55,9 @@ class Checkpoints:
         try:
             self._manager.save(step, args=args, force=True)
         except OSError as error:
-            raise UserError(f"cannot write a checkpoint to {self.folder}: {error}; free space and resume") from error
+            raise UserError(
+                f"cannot write a checkpoint to {self.folder}: {error}; free space and resume"
+            ) from error
 
     def finish(self) -> None:
         """Wait until everything is on disk and let go of the folder."""
@@ -61,24 +65,30 @@ class Checkpoints:
         self._manager.close()
 
 
+def read(folder: Path, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """(arrays by name, meta) of one checkpoint. Raises UserError when it cannot be read."""
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    parts: dict[str, Any] = {"state": ocp.args.StandardRestore(), "meta": ocp.args.JsonRestore()}
+    try:
+        with ocp.CheckpointManager(folder.resolve(), options=options) as manager:
+            found: Any = manager.restore(step, args=ocp.args.Composite(**parts))
+    except (OSError, ValueError, KeyError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"cannot read the checkpoint {folder / str(step)}: {line}; "
+                        "delete that folder to continue from the one before") from error
+    return {name: np.asarray(leaf) for name, leaf in found["state"].items()}, found["meta"]
+
+
 def restore(folder: Path, step: int, template: Any) -> tuple[Any, dict[str, Any]]:
     """(state, meta) of one checkpoint; ``template`` gives the pytree's structure, the file gives the shapes.
 
     Raises UserError when the checkpoint cannot be read or belongs to another kind of state.
     """
-    where = folder / str(step)
+    arrays, meta = read(folder, step)
     names = list(named_leaves(template))
-    try:
-        with ocp.CheckpointManager(folder.resolve(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore())
-            found = manager.restore(step, args=args)
-    except (OSError, ValueError, KeyError) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"cannot read the checkpoint {where}: {line}; delete that folder to use the one before") from error
-    arrays, meta = found["state"], found["meta"]
     if set(arrays) != set(names):
         odd = ", ".join(sorted(set(arrays) ^ set(names))[:4])
-        raise UserError(f"the checkpoint {where} was made by another pipeline or version (differs in: {odd}); "
-                        "choose another --out or resume with the pipeline that wrote it")
+        raise UserError(f"the checkpoint {folder / str(step)} was made by another pipeline or version (differs in: "
+                        f"{odd}); choose another --out or resume with the pipeline that wrote it")
     leaves = [jax.numpy.asarray(arrays[name]) for name in names]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), meta

@@ -1,7 +1,7 @@
 """The console command ``odin``: one table of subcommands, each a thin file in ``scripts``.
 
-Nothing heavy is imported before the subcommand is known, so that ``odin --help`` answers at once. The table names the
-scripts as text: they wire the packages together, so no package may depend on them.
+Nothing heavy is imported before the subcommand is known, so that ``odin --help`` answers at once. The table
+names the scripts as text: they wire the packages together, so no package may depend on them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,26 @@ from typing import Any
 COMMANDS = {
     "train": ("scripts.train", "TrainConfig", "train a scene from a capture"),
     "eval": ("scripts.eval", "EvalConfig", "measure a trained scene on its test views"),
-    "render": ("scripts.render", "RenderConfig", "render test views, an orbit or the camera path as PNG or MP4"),
+    "render": (
+        "scripts.render",
+        "RenderConfig",
+        "render test views, an orbit or the camera path as PNG or MP4",
+    ),
     "export": ("scripts.export", "ExportConfig", "write a trained scene as .ply or .splat"),
     "import": ("scripts.import_", "ImportConfig", "make a run folder from a .ply or .splat of any trainer"),
     "plan": ("scripts.plan", "PlanConfig", "schedule the views of a capture ahead of time"),
     "report": ("scripts.report", "ReportConfig", "print the records of runs side by side"),
-    "view": ("scripts.view", "ViewConfig", "look at a trained scene in the browser (needs the extra: viewer)"),
+    "view": (
+        "scripts.view",
+        "ViewConfig",
+        "look at a trained scene in the browser (needs the extra: viewer)",
+    ),
     "demo": ("scripts.demo", "DemoConfig", "build the embedded scene, train it, show what came out"),
 }
-USERS_FAULT = (("splat.errors", "UserError"), ("sched.errors", "PlanError"))  # shown as one line, no traceback
+USERS_FAULT = (
+    ("splat.errors", "UserError"),
+    ("sched.errors", "PlanError"),
+)  # shown as one line, no traceback
 BENCH = "run one benchmark: odin bench NAME [options]; its last output line is one JSON object"
 
 
@@ -37,7 +48,9 @@ def usage() -> str:
     rows = [(name, what) for name, (_, _, what) in COMMANDS.items()] + [("bench", BENCH)]
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:{width}}  {what}" for name, what in rows]
-    return "\n".join(["usage: odin COMMAND [options]     (odin COMMAND --help lists a command's options)", "", *lines])
+    return "\n".join(
+        ["usage: odin COMMAND [options]     (odin COMMAND --help lists a command's options)", "", *lines]
+    )
 
 
 def run(module: str, config_class: str, argv: Sequence[str], prog: str) -> int:
@@ -45,8 +58,9 @@ def run(module: str, config_class: str, argv: Sequence[str], prog: str) -> int:
     import tyro
 
     script = importlib.import_module(module)
-    options: Any = tyro.cli(getattr(script, config_class), args=list(argv), prog=prog,
-                            description=(script.__doc__ or "").strip())
+    options: Any = tyro.cli(
+        getattr(script, config_class), args=list(argv), prog=prog, description=(script.__doc__ or "").strip()
+    )
     return script.main(options) or 0
 
 

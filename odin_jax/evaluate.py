@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from odin_jax.feed import camera_of, plain_background
+from odin_jax.feed import camera_of
 from odin_jax.rooms import PairRooms
 from splat import metrics
 from splat.cameras import Camera
@@ -49,12 +49,13 @@ def to_8_bit(image: np.ndarray) -> np.ndarray:
     return np.rint(np.clip(image, 0.0, 1.0) * 255.0).astype(np.uint8)
 
 
-def evaluate(painter: Painter, scene: Scene, indices: Iterable[int], lpips: bool,
-             folder: Path | None) -> list[dict[str, Any]]:
-    """Per view: name, size and psnr (dB), ssim and, if wanted, lpips (VGG) of the 8-bit render against the photo.
+def evaluate(
+    painter: Painter, scene: Scene, indices: Iterable[int], lpips: bool, folder: Path | None
+) -> list[dict[str, Any]]:
+    """Per view: name, size, psnr (dB), ssim and, if wanted, lpips (VGG) of the 8-bit render and the photo.
 
-    Where a photo has a mask, both are darkened by it first, so that only what counts is compared. With a folder,
-    ``FOLDER/NAME.png`` shows photo and render beside each other.
+    Where a photo has a mask, both are darkened by it first, so that only what counts is compared. With a
+    folder, ``FOLDER/NAME.png`` shows photo and render beside each other.
     """
     rows = []
     for index in indices:
@@ -65,18 +66,25 @@ def evaluate(painter: Painter, scene: Scene, indices: Iterable[int], lpips: bool
             write_png(folder / png_name(scene, index), side_by_side(truth, image))
         if mask is not None:
             truth, image = _masked(truth, mask), _masked(image, mask)
-        row: dict[str, Any] = {"name": photo.name, "width": photo.width, "height": photo.height,
-                               "psnr": float(metrics.psnr(image, truth)), "ssim": float(metrics.ssim(image, truth))}
-        if lpips:
+        row: dict[str, Any] = {
+            "name": photo.name,
+            "width": photo.width,
+            "height": photo.height,
+            "psnr": float(metrics.psnr(image, truth)),
+            "ssim": float(metrics.ssim(image, truth)),
+        }
+        if lpips and min(image.shape[:2]) >= metrics.LPIPS_LEAST:
             row["lpips"] = float(metrics.lpips(image, truth))
         rows.append(row)
     return rows
 
 
 def png_name(scene: Scene, index: int) -> str:
-    """The photo's name with the ending .png, appended where replacing the old one would make two names one."""
+    """The photo's name with the ending .png, appended where replacing would make two names one."""
     name = PurePosixPath(scene.photos[index].name)
-    twins = [photo for photo in scene.photos if PurePosixPath(photo.name).with_suffix("") == name.with_suffix("")]
+    twins = [
+        photo for photo in scene.photos if PurePosixPath(photo.name).with_suffix("") == name.with_suffix("")
+    ]
     return f"{name}.png" if len(twins) > 1 else name.with_suffix(".png").as_posix()
 
 

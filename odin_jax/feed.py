@@ -1,4 +1,4 @@
-"""Units of views for the loop: photos decoded ahead by threads, cameras, masks and backgrounds on the device."""
+"""Units of views for the loop: photos decoded ahead by threads, cameras, masks, backgrounds."""
 
 from __future__ import annotations
 
@@ -41,14 +41,18 @@ class UnitFeed:
         self._cache.close()
 
     def indices(self, step: int) -> tuple[int, ...]:
-        """Photos of the unit of 1-based ``step``, sorted by image size so that few combinations are compiled."""
+        """Photos of the unit of 1-based ``step``, sorted by size so that few combinations are compiled."""
         at = order.unit_views(self._config.seed, step, len(self._scene.train), self._config.batch)
         photos = self._scene.photos
-        return tuple(sorted((self._scene.train[position] for position in at),
-                            key=lambda index: (photos[index].width, photos[index].height)))
+        return tuple(
+            sorted(
+                (self._scene.train[position] for position in at),
+                key=lambda index: (photos[index].width, photos[index].height),
+            )
+        )
 
     def unit(self, step: int) -> tuple[View, ...]:
-        """The views of ``step`` on their way to the device. Raises UserError when a photo cannot be decoded."""
+        """The views of ``step``, going to the device. Raises UserError when a photo cannot be decoded."""
         mine = self.indices(step)
         views = tuple(self._view(step, slot, index) for slot, index in enumerate(mine))
         for later in range(step + 1, min(step + AHEAD, self._config.iterations) + 1):
@@ -58,6 +62,9 @@ class UnitFeed:
     def _view(self, step: int, slot: int, index: int) -> View:
         rgb, mask = self._cache.get(index)
         random = self._config.background == "random"
-        background = (order.random_background(self._config.seed, step, slot) if random
-                      else plain_background(self._config.background))
+        background = (
+            order.random_background(self._config.seed, step, slot)
+            if random
+            else plain_background(self._config.background)
+        )
         return jax.device_put(View(camera_of(self._scene.photos[index]), rgb, mask, background))  # type: ignore[arg-type]

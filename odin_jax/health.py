@@ -37,5 +37,11 @@ def diverged(what: str, tree: Any, step: int, loss: float, last_checkpoint: int 
     """The exception that names the first bad number of ``tree`` ("gradient" or "state") at ``step``."""
     bad = first_bad(tree)
     where = f"{what} of {bad[0]}, row {bad[1]} is not finite" if bad else f"the loss is {loss}"
-    kept = f"the checkpoint of step {last_checkpoint} is kept" if last_checkpoint else "no checkpoint was written yet"
-    return Diverged(f"diverged at step {step}: {where}; {kept}; lower the learning rates or check the photos and poses")
+    kept = (
+        f"the checkpoint of step {last_checkpoint} is kept"
+        if last_checkpoint
+        else "no checkpoint was written yet"
+    )
+    return Diverged(
+        f"diverged at step {step}: {where}; {kept}; lower the learning rates or check the photos and poses"
+    )

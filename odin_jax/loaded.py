@@ -26,15 +26,15 @@ class LoadedRun:
     gaussians: Gaussians
 
     def cameras(self, split: str | None = None) -> list[tuple[str, Camera]]:
-        """(name, camera) of cameras.json, of one split or of all. Raises UserError when the file is missing."""
+        """(name, camera) of cameras.json, of one split or all. Raises UserError when the file is missing."""
         return cameras_json.read(self.folder.cameras, split)
 
 
 def open_run(path: Path, scene: Path | None = None, downscale: float | None = None) -> LoadedRun:
     """Read the run folder ``path``; ``scene`` and ``downscale`` replace what its configuration says.
 
-    A folder without config.json (an import, another trainer's output) is a 3DGS scene. Raises UserError when there is
-    no folder or no point_cloud.ply in it.
+    A folder without config.json (an import, another trainer's output) is a 3DGS scene. Raises UserError when
+    there is no folder or no point_cloud.ply in it.
     """
     run = RunFolder(path)
     if not path.is_dir():
@@ -44,5 +44,7 @@ def open_run(path: Path, scene: Path | None = None, downscale: float | None = No
     else:
         config = TrainConfig(scene=scene or path, out=path)
     changes = {"scene": scene, "downscale": downscale}
-    config = dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
+    config = dataclasses.replace(
+        config, **{name: value for name, value in changes.items() if value is not None}
+    )
     return LoadedRun(run, config, pipelines.build(config), read_ply(run.ply))

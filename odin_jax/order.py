@@ -1,4 +1,4 @@
-"""Which views a unit trains, as a function of (seed, step) alone, so that a resumed run sees the same views."""
+"""Which views a unit trains: a function of (seed, step) alone, so that a resumed run sees the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def generator(seed: int, purpose: int, *counters: int) -> np.random.Generator:
 
 
 def epoch_order(seed: int, epoch: int, views: int) -> np.ndarray:
-    """[views] permutation in which epoch number ``epoch`` visits the training views (spec §0: no replacement)."""
+    """[views] permutation in which an epoch visits the training views (spec §0: no replacement)."""
     return generator(seed, ORDER, epoch).permutation(views)
 
 

@@ -24,7 +24,7 @@ def look_at(eye: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def focus(cameras: Sequence[Camera]) -> np.ndarray:
-    """[3] point nearest to all viewing axes in the least-squares sense; ahead of the middle when they are parallel."""
+    """[3] point nearest to all viewing axes (least squares); ahead of the middle where they are parallel."""
     centres, axes = _centres(cameras), _rows(cameras, 2)
     planes = np.eye(3) - axes[:, :, None] * axes[:, None, :]
     system = planes.sum(0)

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from typing import Any
 
+from splat.pipelines.gs3d import Gs3d
+
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
-from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.protocol import Pipeline
 
 
-def _gs3d(config: TrainConfig) -> Pipeline:
-    options = config.gs3d if config.cap is None else dataclasses.replace(config.gs3d, cap=config.cap)
-    return Gs3d(options)
-
-
-PIPELINES = {"3dgs": _gs3d}
+PIPELINES = {"3dgs": lambda config: Gs3d(config.gs3d)}
 
 
 def build(config: TrainConfig) -> Pipeline:
-    """The pipeline that ``config.pipeline`` names.
+    """The pipeline that a resolved configuration names.
 
     ``package.module:factory`` calls ``factory(config)``, which returns any object that follows
-    ``splat.pipelines.protocol.Pipeline``. Raises UserError for an unknown name or a module that cannot be imported.
+    ``splat.pipelines.protocol.Pipeline``. Raises UserError for an unknown name or a module that cannot be
+    imported.
     """
     if ":" in config.pipeline:
         return _elsewhere(config.pipeline)(config)
     if config.pipeline not in PIPELINES:
         known = ", ".join(PIPELINES)
-        raise UserError(f"--pipeline {config.pipeline}: unknown; known are {known}, or give package.module:factory")
+        raise UserError(
+            f"--pipeline {config.pipeline}: unknown; known are {known}, or give package.module:factory"
+        )
     return PIPELINES[config.pipeline](config)
 
 
@@ -39,4 +37,6 @@ def _elsewhere(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), factory)
     except (ImportError, AttributeError) as error:
-        raise UserError(f"--pipeline {name}: cannot be imported ({error}); check the name and PYTHONPATH") from error
+        raise UserError(
+            f"--pipeline {name}: cannot be imported ({error}); check the name and PYTHONPATH"
+        ) from error

@@ -93,8 +93,10 @@ class Progress:
         done = max(1, numbers.step - self._first + 1)
         spent = time.perf_counter() - self._start
         left = spent / done * (self._iterations - numbers.step)
-        return (f"step {numbers.step}/{self._iterations}  loss {self.loss:.4f}  PSNR {self.psnr:.2f} dB  "
-                f"Gaussians {numbers.gaussians:,}  {self.samples_per_s:.2f} samples/s  left {duration(left)}")
+        return (
+            f"step {numbers.step}/{self._iterations}  loss {self.loss:.4f}  PSNR {self.psnr:.2f} dB  "
+            f"Gaussians {numbers.gaussians:,}  {self.samples_per_s:.2f} samples/s  left {duration(left)}"
+        )
 
     def say(self, line: str) -> None:
         """Print a line of its own, above the live line where there is one."""
@@ -111,9 +113,13 @@ class Scalars:
         """Scalars of one step."""
         if self._writer is None:
             return
-        values = {"train/loss": progress.loss, "train/psnr": progress.psnr,
-                  "train/samples_per_s": progress.samples_per_s, "state/gaussians": numbers.gaussians,
-                  "state/pairs": numbers.pairs}
+        values = {
+            "train/loss": progress.loss,
+            "train/psnr": progress.psnr,
+            "train/samples_per_s": progress.samples_per_s,
+            "state/gaussians": numbers.gaussians,
+            "state/pairs": numbers.pairs,
+        }
         for name, value in values.items():
             self._writer.add_scalar(name, value, numbers.step)
 

@@ -56,8 +56,9 @@ class Clock:
 
 def summary(per_view: list[dict[str, Any]]) -> dict[str, float | None]:
     """Means over the test views of each metric; None where there is no test view."""
-    names = [name for name in ("psnr", "ssim", "lpips") if per_view and name in per_view[0]]
-    means: dict[str, float | None] = dict.fromkeys(("psnr", "ssim", "lpips"))
+    metrics = ("psnr", "ssim", "lpips")
+    names = [name for name in metrics if per_view and all(name in view for view in per_view)]
+    means: dict[str, float | None] = dict.fromkeys(metrics)
     means.update({name: float(np.mean([view[name] for view in per_view])) for name in names})
     return means
 

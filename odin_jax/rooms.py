@@ -1,7 +1,7 @@
 """How much room for tile-row pairs each image size gets: few static sizes, so that programs compile rarely.
 
-A larger room costs a little sorting; a new room costs a compilation of seconds. So a room has generous headroom,
-and changes only after an overflow or when the programs are rebuilt anyway.
+A larger room costs a little sorting; a new room costs a compilation of seconds. So a room has generous
+headroom, and changes only after an overflow or when the programs are rebuilt anyway.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PairRooms:
         self.rooms[size] = pair_bucket(max(int(pairs * WIDER), self.rooms[size] + 1))
 
     def rebuild(self, growth: float) -> None:
-        """New rooms while programs are rebuilt anyway; pairs are expected to grow by that factor until next time."""
+        """New rooms while programs are rebuilt anyway; pairs may grow by that factor until the next time."""
         for size, pairs in self.seen.items():
             self.rooms[size] = pair_bucket(int(pairs * HEADROOM * growth))
 

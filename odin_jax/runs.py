@@ -1,7 +1,7 @@
 """The folder of one run: what lies where, who may write into it, and where a run continues.
 
-Nothing that a run left is overwritten by another one: a folder is written by one process at a time, and a folder
-that holds results is only continued, with the configuration that made them.
+Nothing that a run left is overwritten by another one: a folder is written by one process at a time, and a
+folder that holds results is only continued, with the configuration that made them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 
 from odin_jax.checkpoint import steps_in
 from splat.errors import UserError
+from splat.io.files import atomic_write
 
 # Fields that say how a run is watched or where it goes, not what it computes.
-FREE_FIELDS = ("out", "resume", "iterations", "checkpoint_every", "keep_checkpoints", "log_every", "image_every",
+FREE_FIELDS = ("out", "resume", "checkpoint_every", "keep_checkpoints", "log_every", "image_every",
                "photo_cache_mb", "lpips", "tensorboard", "cache_dir")
 OUTPUTS = ("record.json", "point_cloud.ply", "checkpoints", "cameras.json", "renders")
 
@@ -63,23 +64,28 @@ class RunFolder:
         """Create the folder and hold it for this process. Raises UserError when another process holds it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "w")
+            descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_WRONLY)
         except OSError as error:
-            raise UserError(f"cannot write to --out {self.path}: {error.strerror}; choose another folder") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(f"another process is training in {self.path}; wait for it or choose another --out"
-                                ) from error
+            reason = f"cannot write to --out {self.path}: {error.strerror}; choose another folder"
+            raise UserError(reason) from error
+        try:
+            self._lock(descriptor)
             yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            reason = f"another process is training in {self.path}; wait or choose another --out"
+            raise UserError(reason) from error
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees either the old file or the new one, never a part."""
-    part = path.with_name(path.name + ".tmp")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(part, path)
+    with atomic_write(path) as file:
+        file.write((json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_json(path: Path, made_by: str = "odin train --out") -> Any:
@@ -87,14 +93,16 @@ def read_json(path: Path, made_by: str = "odin train --out") -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist; give the folder that was written with `{made_by}`") from error
+        raise UserError(
+            f"{path} does not exist; give the folder that was written with `{made_by}`"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         line = getattr(error, "lineno", 1)
         raise UserError(f"{path} is not valid JSON (line {line}); restore it or train again") from error
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """`name: old → new` for every field that decides results and differs between two resolved configurations."""
+    """`name: old → new` for every field that decides results and differs between two configurations."""
     found = []
     for name in sorted(set(old) | set(new)):
         if not prefix and name in FREE_FIELDS:
@@ -110,8 +118,9 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[Path, int] | None:
     """(folder of checkpoints, step) to continue from, or None for a fresh start.
 
-    ``resume`` is auto (the newest complete checkpoint in the run folder, when there is one), never, or the path of a
-    run or of one checkpoint. Raises UserError when the folder holds results that a start would overwrite.
+    ``resume`` is auto (the newest complete checkpoint in the run folder, when there is one), never, or the
+    path of a run or of one checkpoint. Raises UserError when the folder holds results that a start would
+    overwrite.
     """
     held = [name for name in OUTPUTS if (run.path / name).exists()]
     earlier = read_json(run.config) if run.config.exists() else None
@@ -119,20 +128,23 @@ def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[
         raise UserError(f"--out {run.path} already holds {held[0]} of something else; choose another folder")
     if resume == "never":
         if held:
-            raise UserError(f"--out {run.path} holds the results of an earlier run ({held[0]}) and --resume never was "
-                            "given; choose another folder or let it resume")
+            raise UserError(
+                f"--out {run.path} holds the results of an earlier run ({held[0]}) and --resume never was "
+                "given; choose another folder or let it resume"
+            )
         return None
     if resume == "auto":
         changed = differences(earlier, resolved) if earlier and held else []
         if changed:
             raise UserError(f"--out {run.path} holds a run with another configuration ({'; '.join(changed[:4])}); "
-                            "choose another folder or give the same options")
+                            f"choose another folder, or --resume {run.path} to go on with the new one")
         steps = steps_in(run.checkpoints)
         return (run.checkpoints, steps[-1]) if steps else None
     source, step = _named_checkpoint(Path(resume))
     if held and source.resolve() != run.checkpoints.resolve():
-        raise UserError(f"--out {run.path} holds the results of another run than --resume {resume}; "
-                        "choose another folder")
+        raise UserError(
+            f"--out {run.path} holds the results of another run than --resume {resume}; choose another folder"
+        )
     return source, step
 
 

@@ -19,7 +19,7 @@ def read_scene_file(path: Path) -> Gaussians:
 
 
 def write_scene_file(gaussians: Gaussians, path: Path) -> None:
-    """Write a .ply (exact) or .splat (quantised). Raises UserError for another ending or a folder without access."""
+    """Write a .ply (exact) or .splat (quantised). Raises UserError for another ending or no access."""
     WRITERS[_ending(path)](gaussians, path)
 
 

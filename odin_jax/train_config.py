@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splat.errors import UserError
 from splat.pipelines.gs3d import Gs3dConfig
+
+from splat.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class TrainConfig:
     resume: str = "auto"  # auto, never, or the path of a run or checkpoint to continue from
     test_every: int = 8  # every so-manieth photo by name is kept for testing; 0: none
     images: str | None = None  # folder of photos inside the scene; None: images, else input
-    alpha: Literal["mask", "background"] | None = None  # meaning of an alpha channel; None: by the kind of scene
+    alpha: Literal["mask", "background"] | None = (
+        None  # meaning of an alpha channel; None: by the kind of scene
+    )
     max_points: int | None = None  # start from at most so many SfM points; None: all
     background: Literal["black", "white", "random"] = "black"  # colour behind the scene while training
     checkpoint_every: int = 1000  # steps between checkpoints
@@ -35,44 +38,58 @@ class TrainConfig:
     image_every: int = 1000  # steps between TensorBoard images; 0: none
     photo_cache_mb: int = 1024  # host memory for decoded photos, MB
     tensorboard: bool = True  # write DIR/tensorboard
-    lpips: bool = True  # measure LPIPS (VGG) on the test views at the end
+    lpips: bool = True  # measure LPIPS (VGG) on the test views at the end, where they have 16 pixels a side
     cache_dir: Path | None = None  # compiled programs are kept here; None: the user's cache folder
     gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)  # options of the 3DGS pipeline
 
 
-AT_LEAST = {"iterations": 1, "downscale": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,
-            "checkpoint_every": 1, "keep_checkpoints": 1, "log_every": 1, "image_every": 0, "photo_cache_mb": 1}
+AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1, "log_every": 1,
+            "checkpoint_every": 1, "keep_checkpoints": 1, "image_every": 0, "photo_cache_mb": 1}
+SHARED = ("iterations", "batch", "cap")  # fields of the pipeline that the run's own fields decide
 
 
-def validated(config: TrainConfig) -> TrainConfig:
-    """The configuration with an absolute scene path. Raises UserError for a value that cannot work."""
+def resolved(config: TrainConfig) -> TrainConfig:
+    """The configuration with everything decided: absolute scene, the pipeline's schedule fitted to the run's length.
+
+    Raises UserError for a value that cannot work.
+    """
     for name, least in AT_LEAST.items():
         value = getattr(config, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    for name in SHARED:
+        if getattr(config.gs3d, name) != getattr(Gs3dConfig, name):
+            raise UserError(f"--gs3d.{name} follows from the run: give --{name} instead")
     if not config.scene.exists():
-        raise UserError(f"--scene {config.scene}: there is no such file or folder; give a capture's folder or .npz")
-    return dataclasses.replace(config, scene=config.scene.resolve())
+        raise UserError(f"--scene {config.scene}: no such file or folder; give a capture's folder or .npz")
+    gs3d = dataclasses.replace(config.gs3d.fitted(config.iterations), iterations=config.iterations,
+                               batch=config.batch, cap=config.cap,
+                               white_background=config.gs3d.white_background or config.background == "white")
+    return dataclasses.replace(config, scene=config.scene.resolve(), gs3d=gs3d)
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """The resolved configuration as JSON values."""
-    return {name: str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(config).items()}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in dataclasses.asdict(config).items()
+    }
 
 
 def from_json(values: dict[str, Any], where: Path) -> TrainConfig:
-    """The inverse of ``to_json``. Raises UserError that names the field when the file does not fit this version."""
+    """The inverse of ``to_json``. Raises UserError with the field when the file does not fit this version."""
     known = {field.name for field in dataclasses.fields(TrainConfig)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise UserError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of this program")
+        raise UserError(
+            f"{where}: unknown field {unknown[0]!r}; it was written by another version of this program"
+        )
     try:
         paths = {name: Path(values[name]) for name in ("scene", "out")}
-        cache = values.get("cache_dir")
-        nested = Gs3dConfig(**{name: tuple(value) if isinstance(value, list) else value
-                               for name, value in values.get("gs3d", {}).items()})
-        rest = {name: value for name, value in values.items() if name not in ("scene", "out", "cache_dir", "gs3d")}
-        return TrainConfig(**paths, cache_dir=Path(cache) if cache else None, gs3d=nested, **rest)
+        cache_dir = Path(values["cache_dir"]) if values.get("cache_dir") else None
+        gs3d = Gs3dConfig(**values.get("gs3d", {}))
+        rest = {name: value for name, value in values.items() if name not in ("cache_dir", "gs3d", *paths)}
+        return TrainConfig(**paths, cache_dir=cache_dir, gs3d=gs3d, **rest)
     except (KeyError, TypeError) as error:
-        raise UserError(f"{where}: does not fit this version of the program ({error}); train again") from error
+        reason = f"{where}: does not fit this version of the program ({error}); train again"
+        raise UserError(reason) from error

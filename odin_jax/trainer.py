@@ -1,8 +1,8 @@
 """The training loop of one process on one device: order, photos, steps, events, checkpoints.
 
-One step: the unit's photos and cameras → loss and gradient → (overflow? once more with a larger room) → optimizer
-step and statistics → the structural events that are due. The host reads one handful of scalars per step, while the
-next unit's photos are already on their way to the device.
+One step: the unit's photos and cameras → loss and gradient → (overflow? once more with a larger room) →
+optimizer step and statistics → the structural events that are due. The host reads one handful of scalars per
+step, while the next unit's photos are already on their way to the device.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ class Position:
 
     def meta(self) -> dict[str, Any]:
         """The part of a checkpoint that is no array."""
-        return {"step": self.step, "rooms": self.rooms.to_json(),
-                "wall_s": self.clock.wall_s(), "cpu_s": self.clock.cpu_s()}
+        return {
+            "step": self.step,
+            "rooms": self.rooms.to_json(),
+            "wall_s": self.clock.wall_s(),
+            "cpu_s": self.clock.cpu_s(),
+        }
 
 
 def fresh(pipeline: Pipeline, scene: Scene, seed: int, clock: Clock) -> Position:
@@ -53,7 +57,7 @@ def fresh(pipeline: Pipeline, scene: Scene, seed: int, clock: Clock) -> Position
 
 
 def restored(pipeline: Pipeline, scene: Scene, seed: int, source: tuple[Path, int], clock: Clock) -> Position:
-    """The position of a checkpoint given as (folder, step). Raises UserError when it does not fit the pipeline."""
+    """The position of a checkpoint (folder, step). Raises UserError when it does not fit the pipeline."""
     few = min(len(scene.points), 8)
     template = pipeline.init(scene.points[:few], scene.colours[:few], scene.extent, seed)
     state, meta = checkpoint.restore(*source, template)
@@ -72,8 +76,15 @@ class _Launched(NamedTuple):
 class Trainer:
     """Runs steps of one pipeline on one scene from a position."""
 
-    def __init__(self, config: TrainConfig, scene: Scene, pipeline: Pipeline, position: Position,
-                 checkpoints: Checkpoints, saved_step: int | None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        scene: Scene,
+        pipeline: Pipeline,
+        position: Position,
+        checkpoints: Checkpoints,
+        saved_step: int | None,
+    ):
         self.position = position
         self._config, self._scene, self._pipeline = config, scene, pipeline
         self._checkpoints, self._saved_step = checkpoints, saved_step
@@ -84,8 +95,8 @@ class Trainer:
     def run(self, interrupt: Interrupt, after_step: Callable[[StepNumbers, Any], None]) -> None:
         """Train until the last step or an interrupt, calling ``after_step(numbers, state)`` after each step.
 
-        The position is saved every ``checkpoint_every`` steps and at the end. Raises Diverged when a number stops
-        being finite; the checkpoints written before stay.
+        The position is saved every ``checkpoint_every`` steps and at the end. Raises Diverged when a number
+        stops being finite; the checkpoints written before stay.
         """
         at, last = self.position, self._config.iterations
         if at.step >= last:
@@ -113,8 +124,13 @@ class Trainer:
     def _launch(self, step: int, views: tuple[View, ...]) -> _Launched:
         room = self.position.rooms.rooms.get(_size(views)) or self._first_room(views)
         grads, evidence = self._loss_and_grad(self.position.state, views, jnp.int32(step), room)
-        scalars = {"loss": evidence.loss, "mse": evidence.mse, "pairs": evidence.pairs,
-                   "overflow": evidence.overflow, "finite": health.all_finite(grads)}
+        scalars = {
+            "loss": evidence.loss,
+            "mse": evidence.mse,
+            "pairs": evidence.pairs,
+            "overflow": evidence.overflow,
+            "finite": health.all_finite(grads),
+        }
         return _Launched(grads, evidence, scalars)
 
     def _finish(self, step: int, views: tuple[View, ...], launched: _Launched) -> StepNumbers:
@@ -131,7 +147,9 @@ class Trainer:
         at.state = self._update(at.state, launched.grads, launched.evidence, jnp.int32(step))
         self._structural(step)
         at.step = step
-        return StepNumbers(step, loss, float(scalars["mse"]), self._gaussians, int(scalars["pairs"]), len(views))
+        return StepNumbers(
+            step, loss, float(scalars["mse"]), self._gaussians, int(scalars["pairs"]), len(views)
+        )
 
     def _structural(self, step: int) -> None:
         at = self.position
@@ -143,8 +161,10 @@ class Trainer:
             at.state = self._pipeline.apply_event(at.state, event, step)
         self._gaussians = self._count()
         if self._gaussians == 0:
-            raise UserError(f"no Gaussian is left after {events[-1]} at step {step}: the photos and poses do not "
-                            "agree, or pruning is too strong; check the capture")
+            raise UserError(
+                f"no Gaussian is left after {events[-1]} at step {step}: the photos and poses do not "
+                "agree, or pruning is too strong; check the capture"
+            )
         if at.state.gaussians.count != capacity:
             at.rooms.rebuild(at.state.gaussians.count / self._gaussians)
 
@@ -155,7 +175,9 @@ class Trainer:
 
     def _check_state(self) -> None:
         if not health.all_finite(self.position.state):
-            raise health.diverged("state", self.position.state, self.position.step, math.nan, self._saved_step)
+            raise health.diverged(
+                "state", self.position.state, self.position.step, math.nan, self._saved_step
+            )
 
     def _count(self) -> int:
         return int(np.count_nonzero(np.asarray(self.position.state.alive)))
@@ -174,4 +196,6 @@ def drawable(state: Any) -> Gaussians:
 
 def _size(views: tuple[View, ...]) -> Size:
     """The largest image size of a unit; its room serves all of them."""
-    return max(((view.camera.width, view.camera.height) for view in views), key=lambda size: size[0] * size[1])
+    return max(
+        ((view.camera.width, view.camera.height) for view in views), key=lambda size: size[0] * size[1]
+    )

@@ -14,7 +14,7 @@ from splat.scene.procedural import write_scene
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Build the embedded scene, train it and show what came out. Run again to continue or to see the result."""
+    """Build the embedded scene, train it and show what came out. Run again to continue."""
 
     out: Path = Path("out/demo")  # folder for the scene (SCENE) and the results (RUN)
     iterations: int = 1000  # optimizer steps
@@ -32,8 +32,17 @@ def main(config: DemoConfig) -> int:
         print(f"building the embedded scene in {scene}")
         write_scene(scene, seed=config.seed, views=config.views, width=config.width, height=config.height)
     run = RunFolder(config.out / "run")
-    code = train(TrainConfig(scene=scene, out=run.path, iterations=config.iterations, seed=config.seed,
-                             checkpoint_every=500, image_every=0), clock)
+    code = train(
+        TrainConfig(
+            scene=scene,
+            out=run.path,
+            iterations=config.iterations,
+            seed=config.seed,
+            checkpoint_every=500,
+            image_every=0,
+        ),
+        clock,
+    )
     if code == 0:
         record = read_json(run.record)
         print(f"PSNR {record['psnr']:.2f} dB on {record['test_views']} test views")

@@ -17,7 +17,9 @@ class ExportConfig:
     """Write a trained scene as .ply (exact) or .splat (8-bit colours and rotations, no view dependence)."""
 
     dir: Annotated[Path, tyro.conf.Positional]  # folder written by `odin train --out`
-    file: Annotated[Path, tyro.conf.Positional]  # where to write; the ending, .ply or .splat, chooses the format
+    file: Annotated[
+        Path, tyro.conf.Positional
+    ]  # where to write; the ending, .ply or .splat, chooses the format
 
 
 def main(config: ExportConfig) -> None:

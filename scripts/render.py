@@ -64,7 +64,7 @@ def _cameras(run: LoadedRun, config: RenderConfig) -> list[tuple[str, Camera]]:
 
 
 def _write_video(file: Path, frames: Iterator[tuple[str, np.ndarray]], fps: int) -> None:
-    """H.264 at the size of the first frame, its sides made even as the codec wants; others are cut or padded."""
+    """H.264 at the size of the first frame, made even as the codec wants; others are cut or padded."""
     part = file.with_name(f".{file.stem}.tmp{file.suffix}")
     file.parent.mkdir(parents=True, exist_ok=True)
     size: tuple[int, int] | None = None
@@ -73,8 +73,8 @@ def _write_video(file: Path, frames: Iterator[tuple[str, np.ndarray]], fps: int)
             for _, pixels in frames:
                 size = size or (pixels.shape[0] // 2 * 2, pixels.shape[1] // 2 * 2)
                 canvas = np.zeros((*size, 3), np.uint8)
-                kept = pixels[:size[0], :size[1]]
-                canvas[:kept.shape[0], :kept.shape[1]] = kept
+                kept = pixels[: size[0], : size[1]]
+                canvas[: kept.shape[0], : kept.shape[1]] = kept
                 writer.append_data(canvas)  # type: ignore[attr-defined]
         part.replace(file)
     finally:

@@ -12,9 +12,17 @@ from rich.table import Table
 
 from odin_jax.runs import RunFolder, read_json
 
-COLUMNS = (("psnr", "{:.2f}"), ("ssim", "{:.3f}"), ("lpips", "{:.3f}"), ("n_primitives", "{:,}"),
-           ("iterations", "{:,}"), ("samples_per_s", "{:.2f}"), ("wall_s", "{:.0f}"), ("cpu_s", "{:.0f}"),
-           ("peak_rss_mb", "{:.0f}"))
+COLUMNS = (
+    ("psnr", "{:.2f}"),
+    ("ssim", "{:.3f}"),
+    ("lpips", "{:.3f}"),
+    ("n_primitives", "{:,}"),
+    ("iterations", "{:,}"),
+    ("samples_per_s", "{:.2f}"),
+    ("wall_s", "{:.0f}"),
+    ("cpu_s", "{:.0f}"),
+    ("peak_rss_mb", "{:.0f}"),
+)
 
 
 @dataclass(frozen=True)

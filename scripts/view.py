@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,10 @@ class ViewConfig:
 
 
 def main(config: ViewConfig) -> None:
-    """Serve the scene until interrupted. Raises UserError when the viewer is not installed or shows no such rows."""
+    """Serve until interrupted. Raises UserError when the viewer is not installed or cannot show the rows."""
     run = open_run(config.dir)
     try:
-        import viser
+        viser: Any = importlib.import_module("viser")
     except ImportError as error:
         raise UserError("the viewer is not installed; run: pip install 'odin-jax[viewer]'") from error
     server = viser.ViserServer(host=config.host, port=config.port)
@@ -51,9 +52,12 @@ def splats(gaussians: Gaussians) -> dict[str, np.ndarray]:
         raise UserError("the viewer shows Gaussians with three scales only; surfels cannot be shown")
     turns = Rotation.from_quat(np.asarray(gaussians.quats), scalar_first=True).as_matrix()
     axes = turns * np.asarray(gaussians.scales)[:, None, :]
-    return {"centers": np.asarray(gaussians.means), "covariances": axes @ axes.transpose(0, 2, 1),
-            "rgbs": np.clip(0.5 + SH_C0 * np.asarray(gaussians.sh_dc), 0, 1),
-            "opacities": np.asarray(gaussians.opacities)[:, None]}
+    return {
+        "centers": np.asarray(gaussians.means),
+        "covariances": axes @ axes.transpose(0, 2, 1),
+        "rgbs": np.clip(0.5 + SH_C0 * np.asarray(gaussians.sh_dc), 0, 1),
+        "opacities": np.asarray(gaussians.opacities)[:, None],
+    }
 
 
 def _place_cameras(server: Any, run: LoadedRun) -> None:
@@ -65,8 +69,14 @@ def _place_cameras(server: Any, run: LoadedRun) -> None:
         position = -view[:3, :3].T @ view[:3, 3]
         turn = Rotation.from_matrix(view[:3, :3].T).as_quat(scalar_first=True)
         opening = 2 * np.arctan(camera.height / (2 * float(camera.intrinsics[1])))
-        server.scene.add_camera_frustum(f"/cameras/{name}", fov=opening, aspect=camera.width / camera.height,
-                                        scale=0.1, wxyz=turn, position=position)
+        server.scene.add_camera_frustum(
+            f"/cameras/{name}",
+            fov=opening,
+            aspect=camera.width / camera.height,
+            scale=0.1,
+            wxyz=turn,
+            position=position,
+        )
         if index == 0:
             server.scene.set_up_direction(tuple(-view[1, :3]))
             server.initial_camera.position = tuple(position)

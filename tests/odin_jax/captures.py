@@ -17,14 +17,30 @@ def write_capture(folder: Path, views: int = 12, width: int = 48, height: int = 
     for index in range(views):
         coarse = Image.fromarray(rng.integers(0, 255, (4, 6, 3), np.uint8))
         coarse.resize((width, height)).save(folder / "images" / f"{index:03d}.png")
-        frames.append({"file_path": f"images/{index:03d}.png", "transform_matrix": pose(index / views).tolist()})
+        frames.append(
+            {"file_path": f"images/{index:03d}.png", "transform_matrix": pose(index / views).tolist()}
+        )
     cloud = rng.uniform(-1, 1, (points, 3))
     rows = [" ".join([*(f"{value:.6f}" for value in row), "200 120 60"]) for row in cloud]
-    header = ["ply", "format ascii 1.0", f"element vertex {points}", *(f"property float {axis}" for axis in "xyz"),
-              *(f"property uchar {name}" for name in ("red", "green", "blue")), "end_header"]
+    header = [
+        "ply",
+        "format ascii 1.0",
+        f"element vertex {points}",
+        *(f"property float {axis}" for axis in "xyz"),
+        *(f"property uchar {name}" for name in ("red", "green", "blue")),
+        "end_header",
+    ]
     (folder / "points.ply").write_text("\n".join([*header, *rows]) + "\n")
-    listing = {"w": width, "h": height, "fl_x": 50.0, "fl_y": 50.0, "cx": width / 2, "cy": height / 2,
-               "ply_file_path": "points.ply", "frames": frames}
+    listing = {
+        "w": width,
+        "h": height,
+        "fl_x": 50.0,
+        "fl_y": 50.0,
+        "cx": width / 2,
+        "cy": height / 2,
+        "ply_file_path": "points.ply",
+        "frames": frames,
+    }
     (folder / "transforms.json").write_text(json.dumps(listing))
     return folder
 

@@ -1,7 +1,8 @@
 """A pipeline small enough to compile in a moment: the image is the mean colour of the rows that are alive.
 
-It has everything the loop must handle: moments, a structural event that grows the capacity, a count of pairs that can
-overflow, and gradients that can be made to fail. Plugged in from outside with ``--pipeline toy:factory``.
+It has everything the loop must handle: moments, a structural event that grows the capacity, a count of pairs
+that can overflow, and gradients that can be made to fail. Plugged in from outside with ``--pipeline
+toy:factory``.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ class Toy:
         n = len(points)
         rng = np.random.default_rng(seed)
         gaussians = Gaussians(
-            jnp.asarray(points, jnp.float32), jnp.zeros((n, 3)), jnp.tile(jnp.asarray([1.0, 0, 0, 0]), (n, 1)),
-            jnp.zeros(n), jnp.asarray(rng.normal(size=(n, 3)), jnp.float32), jnp.zeros((n, 15, 3)))
+            jnp.asarray(points, jnp.float32),
+            jnp.zeros((n, 3)),
+            jnp.tile(jnp.asarray([1.0, 0, 0, 0]), (n, 1)),
+            jnp.zeros(n),
+            jnp.asarray(rng.normal(size=(n, 3)), jnp.float32),
+            jnp.zeros((n, 15, 3)),
+        )
         return ToyState(gaussians, jnp.ones(n, bool), jnp.zeros((n, 3)))
 
     def scope(self, state, camera):
@@ -62,8 +68,15 @@ class Toy:
         bad = jnp.where((step >= POISON_STEP) & (jnp.arange(len(state.alive)) == 3), jnp.nan, 0.0)
         grads = grads.replace(sh_dc=jnp.where(overflow, jnp.nan, grads.sh_dc + bad[:, None]))
         n = len(state.alive)
-        return grads, Evidence(active=state.alive, magnitude=jnp.zeros(n), visible_count=jnp.ones(n, jnp.int32),
-                               pairs=pairs, overflow=overflow, loss=jnp.where(overflow, jnp.nan, value), mse=value)
+        return grads, Evidence(
+            active=state.alive,
+            magnitude=jnp.zeros(n),
+            visible_count=jnp.ones(n, jnp.int32),
+            pairs=pairs,
+            overflow=overflow,
+            loss=jnp.where(overflow, jnp.nan, value),
+            mse=value,
+        )
 
     def update(self, state, grads, evidence, step):
         moment = 0.9 * state.moment + grads.sh_dc
@@ -83,7 +96,9 @@ class Toy:
         return grown.replace(alive=grown.alive.at[count].set(True))
 
     def render(self, gaussians, camera, background, pair_capacity):
-        image = jnp.broadcast_to(colour(gaussians, jnp.ones(gaussians.count)), (camera.height, camera.width, 3))
+        image = jnp.broadcast_to(
+            colour(gaussians, jnp.ones(gaussians.count)), (camera.height, camera.width, 3)
+        )
         return image + 0.1 * background, jnp.int32(100)
 
 

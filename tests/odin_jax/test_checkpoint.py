@@ -1,0 +1,66 @@
+"""Checkpoints: complete or absent, the last few kept, exact, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from odin_jax import checkpoint
+from odin_jax.checkpoint import Checkpoints, steps_in
+from splat.errors import UserError
+
+STATE = {"means": jnp.linspace(0, 1, 12).reshape(4, 3), "alive": jnp.array([True, False, True, True]),
+         "key": jnp.array([3, 7], jnp.uint32), "count": jnp.int32(5)}
+META = {"step": 3, "rooms": [[64, 48, 1024, 900]], "wall_s": 1.5}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, STATE, META)
+    checkpoints.finish()
+    return tmp_path / "checkpoints"
+
+
+def test_the_newest_are_kept_and_exact_whatever_the_template_s_shapes(folder):
+    assert steps_in(folder) == [2, 3]
+    template = {name: jnp.zeros((1,) * leaf.ndim, leaf.dtype) for name, leaf in STATE.items()}
+    state, meta = checkpoint.restore(folder, 3, template)
+    assert meta == META
+    for name, leaf in STATE.items():
+        assert state[name].dtype == leaf.dtype
+        assert np.array_equal(state[name], leaf)
+
+
+def test_a_state_of_another_shape_of_tree_is_refused_by_name(folder):
+    with pytest.raises(UserError, match="another pipeline or version.*momentum"):
+        checkpoint.restore(folder, 3, {**STATE, "momentum": jnp.zeros(1)})
+
+
+def test_what_was_saved_does_not_change_with_the_state(tmp_path):
+    values = np.ones(200_000, np.float32)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, {"a": values}, {})
+    values[:] = 2
+    checkpoints.finish()
+    assert (checkpoint.read(tmp_path / "checkpoints", 1)[0]["a"] == 1).all()
+
+
+def test_a_half_written_checkpoint_is_not_one(folder):
+    (folder / "4.orbax-checkpoint-tmp").mkdir()
+    assert steps_in(folder) == [2, 3]
+    checkpoints = Checkpoints(folder, keep=2)
+    checkpoints.save(4, STATE, META)
+    checkpoints.finish()
+    assert steps_in(folder) == [3, 4]
+
+
+def test_a_damaged_checkpoint_is_one_line_with_the_remedy(folder):
+    for file in (folder / "3").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(UserError, match="cannot read the checkpoint .*delete that folder") as caught:
+        checkpoint.read(folder, 3)
+    assert "\n" not in str(caught.value)

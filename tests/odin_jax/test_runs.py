@@ -1,0 +1,96 @@
+"""Run folders: who may write, what is continued, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
+from splat.errors import UserError
+
+CONFIG = {"scene": "a", "seed": 0, "iterations": 10, "out": "x", "gs3d": {"antialias": False}}
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A run folder with a configuration, two complete checkpoints and the rest of a broken third."""
+    run = RunFolder(tmp_path / "run")
+    for name in ("5", "10", "15.orbax-checkpoint-tmp"):
+        (run.checkpoints / name).mkdir(parents=True)
+    write_json(run.config, CONFIG)
+    return run
+
+
+def test_a_new_folder_starts_fresh(tmp_path):
+    for resume in ("auto", "never"):
+        assert start_point(RunFolder(tmp_path), resume, CONFIG) is None
+
+
+def test_auto_takes_the_newest_complete_checkpoint(held):
+    assert start_point(held, "auto", CONFIG) == (held.checkpoints, 10)
+
+
+def test_another_way_of_watching_is_the_same_run(held):
+    assert start_point(held, "auto", {**CONFIG, "log_every": 3, "out": "y"}) is not None
+
+
+def test_a_run_named_by_the_user_goes_on_with_another_configuration(held):
+    assert start_point(held, str(held.path), {**CONFIG, "iterations": 20}) == (held.checkpoints, 10)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"iterations": 20}, {"scene": "b"}, {"gs3d": {"antialias": True}}])
+def test_another_configuration_is_refused_with_the_field(held, change):
+    with pytest.raises(UserError, match=r"another configuration.*" + next(iter(change))):
+        start_point(held, "auto", {**CONFIG, **change})
+
+
+def test_never_refuses_results(held):
+    with pytest.raises(UserError, match="--resume never"):
+        start_point(held, "never", CONFIG)
+
+
+def test_results_of_something_else_are_refused(tmp_path):
+    (tmp_path / "point_cloud.ply").write_text("mine")
+    with pytest.raises(UserError, match=r"already holds point_cloud\.ply"):
+        start_point(RunFolder(tmp_path), "auto", CONFIG)
+
+
+def test_a_named_run_or_checkpoint_is_continued_elsewhere_but_not_over_another_run(held, tmp_path):
+    new = RunFolder(tmp_path / "new")
+    assert start_point(new, str(held.path), CONFIG) == (held.checkpoints, 10)
+    assert start_point(new, str(held.checkpoints / "5"), CONFIG) == (held.checkpoints, 5)
+    write_json(RunFolder(tmp_path / "other").record, {})
+    write_json(RunFolder(tmp_path / "other").config, CONFIG)
+    with pytest.raises(UserError, match="another run"):
+        start_point(RunFolder(tmp_path / "other"), str(held.path), CONFIG)
+
+
+def test_a_named_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        start_point(RunFolder(tmp_path / "new"), str(tmp_path), CONFIG)
+
+
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    with run.claimed(), pytest.raises(UserError, match="another process"), run.claimed():
+        pass
+    with run.claimed():
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to --out"), RunFolder(tmp_path / "file" / "run").claimed():
+        pass
+
+
+def test_nested_differences_are_named():
+    assert differences(CONFIG, {**CONFIG, "gs3d": {"antialias": True}}) == ["gs3d.antialias: False → True"]
+
+
+def test_json_errors_say_file_and_line(tmp_path):
+    broken = tmp_path / "config.json"
+    broken.write_text('{\n  "a": 1,\n  oops\n}')
+    with pytest.raises(UserError, match=r"config\.json is not valid JSON \(line 3\)"):
+        read_json(broken)
+    with pytest.raises(UserError, match="does not exist"):
+        read_json(tmp_path / "none.json")
