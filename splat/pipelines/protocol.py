@@ -1,7 +1,14 @@
 """What a training pipeline offers the trainer: pure functions over frozen pytrees.
 
-3DGS implements this protocol and so can any sibling or a renderer from elsewhere. The trainer owns order, devices,
-files and time; a pipeline owns the state and what one optimizer step or one structural event does to it.
+3DGS implements this protocol and so can any sibling or a renderer from elsewhere. The trainer owns order,
+devices, files and time; a pipeline owns the state and what one optimizer step or one structural event does to
+it.
+
+One step is ``loss_and_grad`` → ``update`` → ``apply_event`` for each of ``events(step)``, in that order. A
+pipeline whose original changes the rows between gradient and optimizer step says so inside ``update``, which
+knows the step: it leaves alone the fields that have no gradient there (3DGS: all at a densification, the
+opacities at a reset). Then every structural event is a barrier *between* steps, after the publication of one
+unit and before the next one reads, and no gradient ever has to follow rows that move.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ class Evidence:
     """What one unit really did (paper §4.3), known after backward."""
 
     active: jax.Array  # [N] bool, C_U: rows that took part in a view of the unit
-    magnitude: jax.Array  # [N] g_U(p): norm of the NDC position gradient, summed over views
+    magnitude: jax.Array  # [N] g_U(p): norms of each view's own NDC position gradient, summed over views
     visible_count: jax.Array  # [N] int32, in how many views of the unit the row was visible
     pairs: jax.Array  # [] int32, tile-row pairs of the largest view
     overflow: jax.Array  # [] bool, a static capacity was too small: the gradients must not be used
@@ -41,7 +48,10 @@ class Evidence:
 
 
 class Pipeline(Protocol):
-    """Pure functions of one pipeline. ``State`` is a frozen pytree with at least ``gaussians`` and ``alive``."""
+    """Pure functions of one pipeline.
+
+    ``State`` is a frozen pytree of arrays with at least ``gaussians`` and ``alive``.
+    """
 
     name: str
 
@@ -59,11 +69,11 @@ class Pipeline(Protocol):
         ...
 
     def update(self, state: Any, grads: Gaussians, evidence: Evidence, step: jax.Array) -> Any:
-        """One optimizer step and the density statistics."""
+        """The density statistics of the unit and one optimizer step, as far as ``step`` takes one."""
         ...
 
     def events(self, step: int) -> tuple[str, ...]:
-        """Names of the structural events due at 1-based ``step``, in order; plain Python."""
+        """Names of the structural events due after 1-based ``step``, in order; plain Python."""
         ...
 
     def apply_event(self, state: Any, event: str, step: int) -> Any:
@@ -72,7 +82,7 @@ class Pipeline(Protocol):
 
     def render(self, gaussians: Gaussians, camera: Camera, background: jax.Array,
                pair_capacity: int) -> tuple[jax.Array, jax.Array]:
-        """([H, W, 3] unclamped image, [] int32 tile-row pairs wanted) of exported rows, for evaluation and viewing.
+        """([H, W, 3] unclamped image, [] int32 tile-row pairs wanted) of exported rows, to evaluate and view.
 
         All rows are alive and of full SH degree. The image is NaN when the pairs exceed ``pair_capacity``.
         """

@@ -1,0 +1,185 @@
+"""Adaptive density control on rows of fixed capacity (spec §1.5).
+
+The rows that are alive are marked by a mask and the others are room. A survivor keeps its row, a clone's
+copy and a split's second child take the lowest free rows, and a split's first child takes its parent's row.
+An event is two jitted programs with a look at one count between them: ``choose`` decides, the host widens
+the arrays if the room is too small, ``grow`` writes.
+
+Pruning comes after growth in 3DGS. A copy has its parent's opacity, and a child its parent's opacity and
+its scales / 1.6, so whether newborns survive the pruning is known from their parents. ``choose`` uses that:
+it never grows what would be pruned at once, which leaves the same rows and lets a cap be exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from splat.gaussians import Gaussians
+from splat.quat import rotation
+
+ROW_MULTIPLE = 256  # capacities are multiples of this
+
+
+@dataclass(frozen=True)
+class DensityRules:
+    """Thresholds of clone, split and prune; hashable, compiled in."""
+
+    grad_threshold: float  # mean NDC gradient at or above which a row is cloned or split
+    split_share: float  # rows larger than this share of the extent are split, others cloned
+    prune_opacity: float  # rows with less opacity are pruned
+    prune_share: float  # rows larger than this share of the extent are pruned once size pruning is on
+    cap: int | None  # most rows alive after an event; None: no limit
+
+
+SPLIT_SHRINK = 1.6  # a child's scales are its parent's divided by this
+CHILDREN = 2  # of a split
+
+
+@struct.dataclass
+class DensityStats:
+    """Sums over views since the last densification; being plain sums, partial ones can be added up."""
+
+    grad_accum: jax.Array  # [N] norms of the NDC position gradient, one per view in which the row was visible
+    denom: jax.Array  # [N] int32 number of those views
+
+    @property
+    def mean_gradient(self) -> jax.Array:
+        """[N] average norm; 0 for rows that no view saw."""
+        return self.grad_accum / jnp.maximum(self.denom, 1)
+
+
+@struct.dataclass
+class Choice:
+    """What an event does to each row. ``clone``, ``split`` and ``prune`` exclude one another."""
+
+    clone: jax.Array  # [N] bool, a copy is added
+    split: jax.Array  # [N] bool, replaced by two children
+    prune: jax.Array  # [N] bool, removed
+    rows: jax.Array  # [] int32 rows alive afterwards
+
+
+def empty_stats(rows: int, dtype: Any = jnp.float32) -> DensityStats:
+    """Statistics of ``rows`` rows that nothing has seen yet."""
+    return DensityStats(jnp.zeros(rows, dtype), jnp.zeros(rows, jnp.int32))
+
+
+def bucket(rows: int, growth: float) -> int:
+    """Capacity for at least ``rows`` rows: one of few sizes, each ``growth`` (> 1) times the one before."""
+    size = 1024
+    while size < rows:
+        size = -(-int(size * growth + 1) // ROW_MULTIPLE) * ROW_MULTIPLE
+    return size
+
+
+def widen(gaussians: Gaussians, capacity: int) -> Gaussians:
+    """The same rows with room up to ``capacity``; a row that is only room has the identity rotation."""
+    wide = pad_rows(gaussians, capacity)
+    return replace(wide, quats=wide.quats.at[gaussians.count :, 0].set(1))
+
+
+def pad_rows(tree: Any, capacity: int) -> Any:
+    """A pytree of row arrays [N, ...] lengthened to ``capacity`` with zeros (False)."""
+    return jax.tree.map(
+        lambda rows: jnp.pad(rows, [(0, capacity - rows.shape[0])] + [(0, 0)] * (rows.ndim - 1)), tree
+    )
+
+
+@partial(jax.jit, static_argnames="rules")
+def choose(
+    gaussians: Gaussians,
+    alive: jax.Array,
+    mean_gradient: jax.Array,
+    extent: jax.Array,
+    size_prune: jax.Array,
+    rules: DensityRules,
+) -> Choice:
+    """Which rows to clone, split and prune (spec §1.5), at most ``rules.cap`` of them alive afterwards.
+
+    Where the cap leaves room for some of the candidates only, those with the largest ``mean_gradient`` [N]
+    are taken, the lower row first among equals. Rows beyond the cap are pruned, the faintest first.
+    """
+    largest = jnp.max(gaussians.scales, axis=-1)
+    faint = gaussians.opacities < rules.prune_opacity
+    too_large = size_prune & (largest > rules.prune_share * extent)
+    child_too_large = size_prune & (largest / SPLIT_SHRINK > rules.prune_share * extent)
+    large = largest > rules.split_share * extent
+    candidate = alive & (mean_gradient >= rules.grad_threshold) & ~faint
+    clone = candidate & ~large & ~too_large
+    split = candidate & large & ~child_too_large
+    prune = alive & (faint | (too_large & ~split))
+    if rules.cap is not None:
+        prune = prune | _beyond(alive & ~prune, gaussians.opacities, rules.cap)
+        room = rules.cap - jnp.sum(alive & ~prune)
+        grow_ = _largest((clone | split) & ~prune, mean_gradient, room)
+        clone, split = clone & grow_, split & grow_
+        prune = prune | (alive & too_large & ~split)
+    rows = jnp.sum(alive & ~prune) + jnp.sum(clone | split)
+    return Choice(clone, split, prune, rows.astype(jnp.int32))
+
+
+@jax.jit
+def grow(
+    gaussians: Gaussians, alive: jax.Array, choice: Choice, key: jax.Array
+) -> tuple[Gaussians, jax.Array, jax.Array]:
+    """(rows, alive [N], newborn [N]) after the event; the capacity must hold ``choice.rows``.
+
+    Children of a split lie at N(parent, R diag(s²) Rᵀ); their noise follows from ``key`` and the parent's
+    row alone.
+    """
+    count = gaussians.count
+    offsets = _offsets(gaussians, key)
+    split = choice.split[:, None]
+    log_scales = jnp.where(
+        split, gaussians.log_scales - jnp.log(jnp.asarray(SPLIT_SHRINK, offsets.dtype)), gaussians.log_scales
+    )
+    first, second = (
+        jnp.where(split, gaussians.means + offsets[:, i], gaussians.means) for i in range(CHILDREN)
+    )
+    parents = replace(gaussians, means=first, log_scales=log_scales)
+    others = replace(gaussians, means=second, log_scales=log_scales)
+    kept = alive & ~choice.prune
+    sources = jnp.nonzero(choice.clone | choice.split, size=count, fill_value=count)[0]
+    holes = jnp.nonzero(~kept, size=count, fill_value=count)[0]
+    targets = jnp.where(sources < count, holes, count)
+    rows = jax.tree.map(
+        lambda to, new: to.at[targets].set(new.at[sources].get(mode="clip"), mode="drop"), parents, others
+    )
+    return rows, kept.at[targets].set(True, mode="drop"), choice.split.at[targets].set(True, mode="drop")
+
+
+def forget(tree: Any, rows: jax.Array) -> Any:
+    """A pytree of row arrays with the marked ``rows`` [N] set to zero."""
+    return jax.tree.map(
+        lambda array: jnp.where(rows.reshape(rows.shape + (1,) * (array.ndim - 1)), 0, array), tree
+    )
+
+
+def reset_opacity(gaussians: Gaussians, most: float) -> Gaussians:
+    """Rows with no opacity above ``most``."""
+    limit = jnp.log(jnp.asarray(most / (1 - most), gaussians.opacity_logits.dtype))
+    return replace(gaussians, opacity_logits=jnp.minimum(gaussians.opacity_logits, limit))
+
+
+def _offsets(gaussians: Gaussians, key: jax.Array) -> jax.Array:
+    """[N, 2, 3] where the children of each row would lie relative to it, world units."""
+    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(gaussians.count))
+    noise = jax.vmap(lambda k: jax.random.normal(k, (CHILDREN, 3), gaussians.means.dtype))(keys)
+    return jnp.einsum("nij,ncj->nci", rotation(gaussians.quats), noise * gaussians.scales[:, None])
+
+
+def _largest(rows: jax.Array, values: jax.Array, most: jax.Array) -> jax.Array:
+    """The ``most`` of the marked rows with the largest values; the lower row first among equals."""
+    order = jnp.argsort(jnp.where(rows, -values, jnp.inf), stable=True)
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
+    return rows & (rank < most)
+
+
+def _beyond(rows: jax.Array, opacities: jax.Array, cap: int) -> jax.Array:
+    """The marked rows that have to go so that ``cap`` remain: those with the least opacity."""
+    return rows & ~_largest(rows, opacities, jnp.asarray(cap))

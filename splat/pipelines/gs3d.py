@@ -1,0 +1,357 @@
+"""3D Gaussian splatting: initialisation, loss and gradient, optimizer step and density control (spec §0, §1).
+
+One iteration is ``loss_and_grad`` → ``update`` → the events that are due, each by ``apply_event``. The
+released code densifies *before* the optimizer step, and there a densified scene is made of new tensors that
+have no gradient, so that step does nothing; after an opacity reset the opacities alone have none.
+``update`` therefore leaves all fields alone at a step with a densification, the opacities at a step with a
+reset, and all at the last step (spec §0.4, §1.5); with that, its order and ours give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from scipy.spatial import KDTree
+
+from splat import density, optim, schedule
+from splat.cameras import Camera
+from splat.density import DensityStats
+from splat.errors import UserError
+from splat.gaussians import FIELDS, Gaussians
+from splat.loss import mean_squared_error, photometric
+from splat.options import RenderOptions
+from splat.pipelines.gs3d_config import Gs3dConfig
+from splat.pipelines.protocol import Evidence, View
+from splat.render import count_pairs, render
+
+SH_C0 = 0.28209479177387814  # Y_00, by which the degree-0 coefficient is multiplied
+SH_REST = 15  # coefficients of degrees 1 to 3
+
+
+@struct.dataclass
+class Gs3dState:
+    """All that training changes, and what it needs to be continued exactly."""
+
+    gaussians: Gaussians  # rows, capacity included
+    alive: jax.Array  # [N] bool, rows that exist
+    optimizer: optim.AdamState  # moments as rows
+    stats: DensityStats  # since the last densification
+    structural_version: jax.Array  # [] int32, structural events so far
+    extent: jax.Array  # [] float32 scene extent, world units (spec §0)
+    seed: jax.Array  # [] uint32, all random numbers follow from it
+
+
+class Gs3d:
+    """The 3DGS pipeline; see ``splat.pipelines.protocol.Pipeline`` for the contract of each method."""
+
+    name = "3dgs"
+
+    def __init__(self, config: Gs3dConfig):
+        self.config = config
+        self._batch = config.batch if config.batch_rule == "sqrt" else 1
+        make = optim.sparse_adam if config.optimizer == "sparse_adam" else optim.dense_adam
+        self._optimizer: Any = make(self._batch)
+
+    def init(self, points: np.ndarray, colours: np.ndarray, extent: float, seed: int) -> Gs3dState:
+        """State from points [P, 3] (world units) and colours [P, 3] uint8 (spec §0.1).
+
+        With a cap below P a random subset of the points is taken. Raises UserError without points.
+        """
+        config = self.config
+        points, colours = np.asarray(points, np.float32), np.asarray(colours)
+        if len(points) == 0:
+            raise UserError(
+                "the scene has no points to start from; run the reconstruction again or give random ones"
+            )
+        if config.cap is not None and len(points) > config.cap:
+            rows = np.sort(np.random.default_rng(seed).permutation(len(points))[: config.cap])
+            points, colours = points[rows], colours[rows]
+        rows = len(points)
+        logit = np.log(config.start_opacity / (1 - config.start_opacity))
+        gaussians = Gaussians(
+            means=jnp.asarray(points),
+            log_scales=jnp.asarray(_start_log_scales(points, extent)),
+            quats=jnp.zeros((rows, 4), jnp.float32).at[:, 0].set(1),
+            opacity_logits=jnp.full(rows, logit, jnp.float32),
+            sh_dc=jnp.asarray((colours.astype(np.float32) / 255 - 0.5) / SH_C0, jnp.float32),
+            sh_rest=jnp.zeros((rows, SH_REST, 3), jnp.float32),
+        )
+        capacity = self._capacity(rows)
+        gaussians = density.widen(gaussians, capacity)
+        return Gs3dState(
+            gaussians,
+            jnp.arange(capacity) < rows,
+            self._optimizer.init(gaussians),
+            density.empty_stats(capacity),
+            jnp.zeros((), jnp.int32),
+            jnp.float32(extent),
+            jnp.uint32(seed),
+        )
+
+    def scope(self, state: Gs3dState, camera: Camera) -> tuple[jax.Array, jax.Array]:
+        """([N] bool rows that a render of ``camera`` touches, [] int32 tile-row pairs); one program per
+        image size.
+        """
+        return _scope(state.gaussians, state.alive, camera, RenderOptions(antialias=self.config.antialias))
+
+    def loss_and_grad(
+        self, state: Gs3dState, views: Sequence[View], step: jax.Array, pair_capacity: int
+    ) -> tuple[Gaussians, Evidence]:
+        """Gradient of the mean loss over the views, and the evidence; jittable with ``pair_capacity`` static.
+
+        Views of one shape run as a loop in one program, so that neither memory nor compile time grow with B.
+        ``Evidence.magnitude`` sums the norms of each view's own gradient, not divided by B: densification
+        thresholds stay those of single views (spec §6.4).
+        """
+        options = RenderOptions(antialias=self.config.antialias, pair_capacity=pair_capacity)
+        degree = schedule.sh_degree(step, self.config.sh_every)
+        of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, degree, options)
+        if len(views) == 1:
+            return of_view(views[0])
+
+        def add(total: tuple[Gaussians, Evidence], view: View) -> tuple[tuple[Gaussians, Evidence], None]:
+            (grads, evidence), (grads_one, evidence_one) = total, of_view(view)
+            pairs = jnp.maximum(evidence.pairs, evidence_one.pairs)
+            evidence = replace(jax.tree.map(jnp.add, evidence, evidence_one), pairs=pairs)
+            return (jax.tree.map(jnp.add, grads, grads_one), evidence), None
+
+        total = _nothing(state)
+        for alike in _by_shape(views):
+            total, _ = jax.lax.scan(add, total, alike)
+        grads, evidence = total
+        share = 1 / len(views)
+        return (
+            jax.tree.map(lambda field: field * share, grads),
+            replace(evidence, loss=evidence.loss * share, mse=evidence.mse * share),
+        )
+
+    def update(self, state: Gs3dState, grads: Gaussians, evidence: Evidence, step: jax.Array) -> Gs3dState:
+        """The statistics of the unit and one optimizer step; jittable, donate ``state`` at the jit boundary.
+
+        Fields that have no gradient at ``step`` in the released code are not stepped (see the module's text).
+        """
+        counting = step < self.config.densify_until
+        stats = DensityStats(
+            state.stats.grad_accum + jnp.where(counting, evidence.magnitude, 0),
+            state.stats.denom + jnp.where(counting, evidence.visible_count, 0),
+        )
+        updates, optimizer = self._optimizer.update(
+            grads,
+            state.optimizer,
+            state.gaussians,
+            learning_rates=self.learning_rates(step, state.extent),
+            stepped=self.stepped(step),
+            visible=evidence.active,
+        )
+        return replace(
+            state, gaussians=jax.tree.map(jnp.add, state.gaussians, updates), optimizer=optimizer, stats=stats
+        )
+
+    def learning_rates(self, step: jax.Array, extent: jax.Array) -> Gaussians:
+        """Rate of each field at ``step`` as a ``Gaussians`` of [] float32 (spec §0.4), × √B under the √B
+        rule.
+        """
+        config = self.config
+        means = extent * schedule.log_linear(
+            config.position_lr_start, config.position_lr_end, config.position_lr_steps, step
+        )
+        rates = Gaussians(
+            means,
+            *map(
+                jnp.float32,
+                (config.scale_lr, config.rotation_lr, config.opacity_lr, config.sh_dc_lr, config.sh_rest_lr),
+            ),
+        )
+        return jax.tree.map(lambda rate: rate * jnp.float32(self._batch**0.5), rates)
+
+    def stepped(self, step: jax.Array) -> Gaussians:
+        """Which fields take an optimizer step at ``step``, as a ``Gaussians`` of [] bool."""
+        all_ = ~(self._densifies(step) | (step == self.config.iterations))
+        return Gaussians(**{**dict.fromkeys(FIELDS, all_), "opacity_logits": all_ & ~self._resets(step)})
+
+    def events(self, step: int) -> tuple[str, ...]:
+        """ "densify", "reset" and "sh_degree" where due after ``step``; a new SH degree holds from ``step +
+        1`` on.
+        """
+        every = self.config.sh_every
+        raised = (step + 1) % every == 0 and (step + 1) // every <= schedule.MAX_SH_DEGREE
+        due = {"densify": self._densifies(step), "reset": self._resets(step), "sh_degree": raised}
+        return tuple(name for name, now in due.items() if now)
+
+    def apply_event(self, state: Gs3dState, event: str, step: int) -> Gs3dState:
+        """The state after a structural event; runs outside jit, may change the capacity."""
+        if event == "densify":
+            state = self._densify(state, step)
+        elif event == "reset":
+            state = _reset(state, self.config.reset_opacity)
+        elif event != "sh_degree":
+            raise ValueError(f"3dgs has no event {event!r}")
+        return replace(state, structural_version=state.structural_version + 1)
+
+    def render(
+        self, gaussians: Gaussians, camera: Camera, background: jax.Array, pair_capacity: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """([H, W, 3] unclamped image, [] int32 tile-row pairs wanted) of exported rows, all alive, SH
+        degree 3.
+        """
+        options = RenderOptions(antialias=self.config.antialias, pair_capacity=pair_capacity)
+        out = render(gaussians, camera, background=background, options=options)
+        return out.image, out.pairs
+
+    def _densifies(self, step: Any) -> Any:
+        config = self.config
+        return schedule.due(step, config.densify_every, config.densify_from, config.densify_until)
+
+    def _resets(self, step: Any) -> Any:
+        config = self.config
+        on_white = config.white_background & (step == config.densify_from) & (step < config.densify_until)
+        return schedule.due(step, config.reset_every, 0, config.densify_until) | on_white
+
+    def _densify(self, state: Gs3dState, step: int) -> Gs3dState:
+        choice = density.choose(
+            state.gaussians,
+            state.alive,
+            state.stats.mean_gradient,
+            state.extent,
+            jnp.asarray(step > self.config.prune_large_from),
+            self.config.rules,
+        )
+        rows = int(choice.rows)
+        if rows > state.gaussians.count:
+            state, choice = _widened(state, choice, self._capacity(rows))
+        return _grown(state, choice)
+
+    def _capacity(self, rows: int) -> int:
+        capacity = density.bucket(rows, self.config.capacity_growth)
+        if self.config.cap is None:
+            return capacity
+        most = -(-self.config.cap // density.ROW_MULTIPLE) * density.ROW_MULTIPLE
+        return max(min(capacity, most), rows)
+
+
+def _start_log_scales(points: np.ndarray, extent: float) -> np.ndarray:
+    """[P, 3] ½ log of the mean squared distance to the 3 nearest neighbours, at least 1e-7 (spec §0.1).
+
+    With fewer than 4 points the mean is over those there are; a single point gets a hundredth of the extent.
+    """
+    if len(points) == 1:
+        squared = np.full(1, (0.01 * extent) ** 2)
+    else:
+        distances = KDTree(points).query(points, k=min(4, len(points)))[0][:, 1:]
+        squared = np.mean(np.square(distances), axis=1)
+    logs = 0.5 * np.log(np.maximum(squared, 1e-7))
+    return np.repeat(logs[:, None], 3, axis=1).astype(np.float32)
+
+
+@partial(jax.jit, static_argnames="options")
+def _scope(
+    gaussians: Gaussians, alive: jax.Array, camera: Camera, options: RenderOptions
+) -> tuple[jax.Array, jax.Array]:
+    return count_pairs(gaussians, camera, alive=alive, options=options)
+
+
+def _by_shape(views: Sequence[View]) -> list[View]:
+    """The views stacked along a new first axis, one stack for each combination of image size and mask or
+    none.
+    """
+    groups: dict[object, list[View]] = {}
+    for view in views:
+        groups.setdefault((view.camera.width, view.camera.height, view.mask is None), []).append(view)
+    return [jax.tree.map(lambda *leaves: jnp.stack(leaves), *group) for group in groups.values()]
+
+
+def _nothing(state: Gs3dState) -> tuple[Gaussians, Evidence]:
+    """Gradient and evidence of no view."""
+    rows, dtype = state.alive.shape, state.gaussians.means.dtype
+    zero = jnp.zeros((), dtype)
+    return jax.tree.map(jnp.zeros_like, state.gaussians), Evidence(
+        active=jnp.zeros(rows, bool),
+        magnitude=jnp.zeros(rows, dtype),
+        visible_count=jnp.zeros(rows, jnp.int32),
+        pairs=jnp.zeros((), jnp.int32),
+        overflow=jnp.zeros((), bool),
+        loss=zero,
+        mse=zero,
+    )
+
+
+def _view_loss_and_grad(
+    gaussians: Gaussians, alive: jax.Array, degree: jax.Array, options: RenderOptions, view: View
+) -> tuple[Gaussians, Evidence]:
+    """Gradient of one view's loss, and its evidence."""
+    dtype = gaussians.means.dtype
+    photo = view.photo.astype(dtype) / 255
+    mask = None if view.mask is None else view.mask.astype(dtype) / 255
+
+    def loss(gaussians: Gaussians, probe: jax.Array):
+        out = render(
+            gaussians,
+            view.camera,
+            alive=alive,
+            background=view.background,
+            sh_degree=degree,
+            probe=probe,
+            options=options,
+        )
+        return photometric(out.image, photo, mask), out
+
+    probe = jnp.zeros((gaussians.count, 2), dtype)
+    (value, out), (grads, probe_grad) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+        gaussians, probe
+    )
+    return grads, Evidence(
+        active=out.visible,
+        magnitude=jnp.linalg.norm(probe_grad, axis=-1),
+        visible_count=out.visible.astype(jnp.int32),
+        pairs=out.pairs.astype(jnp.int32),
+        overflow=out.overflow,
+        loss=value,
+        mse=mean_squared_error(out.image, photo, mask),
+    )
+
+
+def _widened(state: Gs3dState, choice: density.Choice, capacity: int) -> tuple[Gs3dState, density.Choice]:
+    """State and choice with room for ``capacity`` rows."""
+    moments = density.pad_rows((state.optimizer.mu, state.optimizer.nu), capacity)
+    masks = density.pad_rows((choice.clone, choice.split, choice.prune), capacity)
+    return replace(
+        state,
+        gaussians=density.widen(state.gaussians, capacity),
+        alive=density.pad_rows(state.alive, capacity),
+        optimizer=optim.AdamState(state.optimizer.count, *moments),
+        stats=density.pad_rows(state.stats, capacity),
+    ), replace(choice, clone=masks[0], split=masks[1], prune=masks[2])
+
+
+@jax.jit
+def _grown(state: Gs3dState, choice: density.Choice) -> Gs3dState:
+    key = jax.random.fold_in(jax.random.key(state.seed), state.structural_version)
+    gaussians, alive, newborn = density.grow(state.gaussians, state.alive, choice, key)
+    moments = density.forget((state.optimizer.mu, state.optimizer.nu), newborn | ~alive)
+    return replace(
+        state,
+        gaussians=gaussians,
+        alive=alive,
+        stats=jax.tree.map(jnp.zeros_like, state.stats),
+        optimizer=optim.AdamState(state.optimizer.count, *moments),
+    )
+
+
+@partial(jax.jit, static_argnames="most")
+def _reset(state: Gs3dState, most: float) -> Gs3dState:
+    mu, nu = (
+        replace(moment, opacity_logits=jnp.zeros_like(moment.opacity_logits))  # type: ignore[attr-defined]
+        for moment in (state.optimizer.mu, state.optimizer.nu)
+    )
+    return replace(
+        state,
+        gaussians=density.reset_opacity(state.gaussians, most),
+        optimizer=optim.AdamState(state.optimizer.count, mu, nu),
+    )

@@ -1,0 +1,86 @@
+"""Every constant of 3DGS training that is a choice, and how the published schedule is shortened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from splat.density import DensityRules
+
+PUBLISHED_ITERATIONS = 30_000
+
+
+@dataclass(frozen=True)
+class Gs3dConfig:
+    """3DGS as published (spec §0.4, §1.5, §5). Steps are optimizer steps and count from 1."""
+
+    iterations: int = PUBLISHED_ITERATIONS  # steps; the last one takes no optimizer step
+    position_lr_start: float = 1.6e-4  # of the means at the start, per unit of scene extent
+    position_lr_end: float = 1.6e-6  # of the means from position_lr_steps on, per unit of scene extent
+    position_lr_steps: int = 30_000  # steps over which it falls, log-linearly
+    sh_dc_lr: float = 0.0025  # of the degree-0 coefficients
+    sh_rest_lr: float = 0.0025 / 20  # of the coefficients of degrees 1 to 3
+    opacity_lr: float = 0.025  # of the opacity logits (0.05 in the release of 2023)
+    scale_lr: float = 0.005  # of the log-scales
+    rotation_lr: float = 0.001  # of the quaternions
+    optimizer: Literal["adam", "sparse_adam"] = "adam"  # sparse: visible rows only, no bias correction
+    batch: int = 1  # views per step, as far as the √B rule is concerned
+    batch_rule: Literal["none", "sqrt"] = "none"  # sqrt: rates × √B, ε/√B, β^B (spec §6.3)
+    sh_every: int = 1000  # steps until the next SH degree
+    densify_from: int = 500  # densify after this step
+    densify_until: int = 15_000  # statistics, densification and resets before this step
+    densify_every: int = 100  # steps
+    grad_threshold: float = 2e-4  # mean norm of the position gradient, NDC units, that makes a row grow
+    split_share: float = 0.01  # rows larger than this share of the extent are split, others cloned
+    prune_opacity: float = 0.005  # rows with less opacity are pruned
+    prune_share: float = 0.1  # rows larger than this share of the extent are pruned …
+    prune_large_from: int = 3000  # … after this step
+    reset_every: int = 3000  # steps between opacity resets
+    reset_opacity: float = 0.01  # what opacities are reset to at most
+    white_background: bool = (
+        False  # adds an opacity reset at densify_from, as published for white backgrounds
+    )
+    start_opacity: float = 0.1  # of the first rows
+    cap: int | None = None  # most rows there may ever be; None: no limit
+    capacity_growth: float = 1.5  # ratio of one row capacity to the next; each change recompiles the step
+    antialias: bool = False  # scale opacity by the footprint lost to the low-pass filter
+
+    @classmethod
+    def for_iterations(cls, iterations: int, **changes: object) -> Gs3dConfig:
+        """The published schedule, shortened in proportion when there are fewer than 30,000 steps.
+
+        Intervals keep a floor so that a densification sees enough views; opacity resets, which take
+        hundreds of steps to recover from, come every 3000 steps at any length. ``changes`` replace fields
+        of the result.
+        """
+        if iterations >= PUBLISHED_ITERATIONS:
+            return replace(cls(iterations=iterations), **changes)  # type: ignore[arg-type]
+        share = iterations / PUBLISHED_ITERATIONS
+        short = cls(
+            iterations=iterations,
+            position_lr_steps=iterations,
+            sh_every=max(1, round(1000 * share)),
+            densify_from=min(500, max(200, round(500 * share))),
+            densify_until=iterations // 2,
+            densify_every=max(50, round(100 * share)),
+            prune_large_from=max(200, round(3000 * share)),
+        )
+        return replace(short, **changes)  # type: ignore[arg-type]
+
+    def fitted(self, iterations: int) -> Gs3dConfig:
+        """``for_iterations(iterations)`` with every field that differs here from its default kept as it is
+        here.
+        """
+        changes = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default and field.name != "iterations"
+        }
+        return self.for_iterations(iterations, **changes)
+
+    @property
+    def rules(self) -> DensityRules:
+        """The thresholds of density control."""
+        return DensityRules(
+            self.grad_threshold, self.split_share, self.prune_opacity, self.prune_share, self.cap
+        )

@@ -1,0 +1,208 @@
+"""Structural similarity with its gradient in closed form, and the readable twin that tests compare it with.
+
+Window 11×11, Gaussian σ = 1.5 px, normalised; zero "same" padding; per channel; C1 = 0.01², C2 = 0.03²
+(spec §0.3).
+
+With F the window filter, μ1 = F x, μ2 = F y, q = F(x²+y²), r = F(xy), the map is S = A1 A2 / (B1 B2) where
+A1 = 2 μ1 μ2 + C1, A2 = 2 (r − μ1 μ2) + C2, B1 = μ1² + μ2² + C1, B2 = q − μ1² − μ2² + C2. F is linear and
+symmetric, so the gradient of Σ w S is F(w ∂S/∂μ1) + 2x F(w ∂S/∂q) + y F(w ∂S/∂r): seven filterings for
+value and gradient.
+
+An image is handled as rows of W·3 numbers, so a step of one pixel to the side is a step of three numbers
+and no transposition is needed. A pass of the separable filter is eleven shifted adds: on XLA:CPU that is 5
+to 20 times faster than banded matrix products and over 100 times faster than a convolution. Large images go
+through in strips of rows that stay in the cache.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial, reduce
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+RADIUS = 5  # the window reaches this many pixels to each side
+SIGMA = 1.5  # pixels
+C1 = 0.01**2
+C2 = 0.03**2
+
+_STRIP_ROWS = 32  # rows per strip where an image is cut; 16 and 64 are slower at 540×960
+_WHOLE_VALUES = 400_000  # images of fewer numbers are not cut: the halo would cost more than the cache saves
+
+
+def window() -> np.ndarray:
+    """[11] normalised 1-D window; the 2-D window is its outer product with itself."""
+    offsets = np.arange(-RADIUS, RADIUS + 1)
+    weights = np.exp(-(offsets**2) / (2 * SIGMA**2))
+    return weights / weights.sum()
+
+
+def ssim(image: jax.Array, target: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """[] mean structural similarity of ``image`` [H, W, C] to ``target`` [H, W, C], colours in 0..1 (spec
+    §0.3).
+
+    ``weights`` [H, W] weigh the pixels of the map (a mask in 0..1); None counts all alike. Differentiable
+    in ``image`` only: ``target`` and ``weights`` are data, and their cotangents are zero. Not twice
+    differentiable.
+    """
+    height, width, channels = image.shape
+    rows = (height, width * channels)
+    if weights is None:
+        per_value = jnp.ones((height, 1), image.dtype)
+        total = jnp.asarray(image.size, image.dtype)
+    else:
+        per_value = jnp.repeat(weights.astype(image.dtype), channels, axis=1)
+        total = jnp.maximum(jnp.sum(per_value), jnp.finfo(image.dtype).tiny)
+    target = target.astype(image.dtype)
+    weighted: jax.Array = _weighted_sum(channels, image.reshape(rows), target.reshape(rows), per_value)  # type: ignore[assignment]
+    return weighted / total
+
+
+def ssim_slow(image: jax.Array, target: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """What ``ssim`` computes, written as the definition: moments under an explicit 2-D window, plain
+    autodiff.
+    """
+    taps = jnp.asarray(np.outer(window(), window()), image.dtype)
+
+    def moment(map_: jax.Array) -> jax.Array:
+        padded = jnp.pad(map_, ((RADIUS, RADIUS), (RADIUS, RADIUS), (0, 0)))
+        height, width, _ = map_.shape
+        return reduce(
+            operator.add,
+            (
+                taps[i, j] * padded[i : i + height, j : j + width]
+                for i in range(2 * RADIUS + 1)
+                for j in range(2 * RADIUS + 1)
+            ),
+        )
+
+    mean_x, mean_y = moment(image), moment(target)
+    var_x = moment(image * image) - mean_x**2
+    var_y = moment(target * target) - mean_y**2
+    cov = moment(image * target) - mean_x * mean_y
+    similarity = (
+        (2 * mean_x * mean_y + C1) * (2 * cov + C2) / ((mean_x**2 + mean_y**2 + C1) * (var_x + var_y + C2))
+    )
+    if weights is None:
+        return jnp.mean(similarity)
+    return jnp.sum(similarity * weights[..., None]) / (image.shape[-1] * jnp.sum(weights))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _weighted_sum(channels: int, x: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Array:
+    """[] Σ w S over rows x, y [H, W·C]; weights [H, W·C], or [H, 1] for all of a row."""
+    return _sum_and_grad(channels, x, y, weights)[0]
+
+
+def _sum_fwd(channels: int, x: jax.Array, y: jax.Array, weights: jax.Array):
+    total, grad = _sum_and_grad(channels, x, y, weights)
+    return total, (grad, y, weights)
+
+
+def _sum_bwd(channels: int, saved: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array):
+    grad, y, weights = saved
+    return cotangent * grad, jnp.zeros_like(y), jnp.zeros_like(weights)
+
+
+_weighted_sum.defvjp(_sum_fwd, _sum_bwd)
+
+
+def _sum_and_grad(
+    channels: int, x: jax.Array, y: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Σ w S [] and its gradient with respect to x [H, W·C], strip by strip."""
+    height, columns = x.shape
+    on_cpu = jax.default_backend() == "cpu"
+    rows = _STRIP_ROWS if on_cpu and x.size > _WHOLE_VALUES else height
+    strips = -(-height // rows)
+    # The gradient of a row reads the map up to 5 rows away, which reads the image 5 rows further.
+    reach, halo = RADIUS * channels, 2 * RADIUS
+    x, y = (jnp.pad(image, ((halo, halo + strips * rows - height), (reach, reach))) for image in (x, y))
+    weights = jnp.pad(weights, ((RADIUS, RADIUS + strips * rows - height), (0, 0)))
+
+    def strip(total: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def part(array: jax.Array, size: int) -> jax.Array:
+            return lax.dynamic_slice_in_dim(array, index * rows, size)
+
+        value, grad = _strip(
+            channels, part(x, rows + 2 * halo), part(y, rows + 2 * halo), part(weights, rows + halo)
+        )
+        return total + value, grad
+
+    if strips == 1:
+        return _strip(channels, x, y, weights)
+    total, grads = lax.scan(strip, jnp.zeros((), x.dtype), jnp.arange(strips))
+    return total, grads.reshape(strips * rows, columns)[:height]
+
+
+def _strip(channels: int, x: jax.Array, y: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Σ w S over the inner R rows, and the gradient there [R, W·C].
+
+    The images come with a halo of 10 rows and 5 pixels to the sides, the weights with one of 5 rows. Rows
+    outside the image have weight zero, so neither their map nor its derivatives count.
+    """
+    moments = _filtered(jnp.stack([x, y, x * x + y * y, x * y]), channels)
+    maps = _apart(partial(_map_and_derivatives, weights=weights), moments)
+    reach = RADIUS * channels
+    d_mean, d_square, d_product = _filtered(jnp.pad(maps[1:], ((0, 0), (0, 0), (reach, reach))), channels)
+    inner = (slice(2 * RADIUS, -2 * RADIUS), slice(reach, -reach))
+    value = jnp.sum(maps[0, RADIUS:-RADIUS])
+    return value, d_mean + 2 * x[inner] * d_square + y[inner] * d_product
+
+
+def _map_and_derivatives(moments: jax.Array, weights: jax.Array) -> jax.Array:
+    """[4, ...] w S and w ∂S/∂(μ1, q, r) from [4, ...] μ1, μ2, q, r; ∂/∂μ1 includes what B2 and A2 hold of
+    μ1.
+    """
+    mean_x, mean_y, square, product = moments
+    a1 = 2 * mean_x * mean_y + C1
+    a2 = 2 * (product - mean_x * mean_y) + C2
+    b1_inv = 1 / (mean_x**2 + mean_y**2 + C1)
+    b2_inv = 1 / (square - mean_x**2 - mean_y**2 + C2)
+    similarity = weights * (a1 * a2) * (b1_inv * b2_inv)
+    d_product = weights * 2 * a1 * (b1_inv * b2_inv)
+    d_square = -similarity * b2_inv
+    d_mean = (
+        weights * 2 * mean_y * a2 * (b1_inv * b2_inv)
+        - 2 * mean_x * similarity * b1_inv
+        - mean_y * d_product
+        - 2 * mean_x * d_square
+    )
+    return jnp.stack([similarity, d_mean, d_square, d_product])
+
+
+def _filtered(maps: jax.Array, channels: int) -> jax.Array:
+    """[K, R, W·C] windowed sums of [K, R + 10, (W + 10)·C]."""
+    taps = [float(tap) for tap in window()]
+    rows, columns = maps.shape[1] - 2 * RADIUS, maps.shape[2] - 2 * RADIUS * channels
+    down = reduce(operator.add, (tap * maps[:, i : i + rows] for i, tap in enumerate(taps)))
+
+    def sideways(values: jax.Array) -> jax.Array:
+        return reduce(
+            operator.add,
+            (tap * values[:, :, i * channels : i * channels + columns] for i, tap in enumerate(taps)),
+        )
+
+    return _apart(sideways, down)
+
+
+def _apart(function: Callable[[jax.Array], jax.Array], array: jax.Array) -> jax.Array:
+    """``function(array)``, stored before it is used.
+
+    XLA:CPU drops optimization barriers before it fuses, and then recomputes a filter pass in each of its
+    consumers (2 to 3 times slower). It does not fuse across a branch, so the call is put behind a condition
+    that always holds.
+    """
+    if jax.default_backend() != "cpu":
+        return function(array)
+    shape = jax.eval_shape(function, array)
+    return lax.cond(
+        array[(0,) * array.ndim] != jnp.finfo(array.dtype).max,
+        function,
+        lambda _: jnp.full(shape.shape, jnp.nan, shape.dtype),
+        array,
+    )
