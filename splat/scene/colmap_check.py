@@ -14,7 +14,7 @@ from splat.io.files import check_file
 
 _NAMES = ("cameras", "images", "points3D")
 _OPTIONAL = ("rigs", "frames")  # written from COLMAP 3.12 on
-_PARAM_COUNTS = (3, 4, 4, 5, 8, 8, 12, 5, 4, 5, 12, 16, 4, 5, 10, 9)  # by camera model id
+_PARAM_COUNTS = (3, 4, 4, 5, 8, 8, 12, 5, 4, 5, 12, 16, 4, 5, 3, 4, 6, 2)  # by COLMAP's camera model id
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
