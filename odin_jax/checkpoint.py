@@ -74,8 +74,10 @@ def read(folder: Path, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]
             found: Any = manager.restore(step, args=ocp.args.Composite(**parts))
     except (OSError, ValueError, KeyError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"cannot read the checkpoint {folder / str(step)}: {line}; "
-                        "delete that folder to continue from the one before") from error
+        raise UserError(
+            f"cannot read the checkpoint {folder / str(step)}: {line}; "
+            "delete that folder to continue from the one before"
+        ) from error
     return {name: np.asarray(leaf) for name, leaf in found["state"].items()}, found["meta"]
 
 
@@ -88,7 +90,9 @@ def restore(folder: Path, step: int, template: Any) -> tuple[Any, dict[str, Any]
     names = list(named_leaves(template))
     if set(arrays) != set(names):
         odd = ", ".join(sorted(set(arrays) ^ set(names))[:4])
-        raise UserError(f"the checkpoint {folder / str(step)} was made by another pipeline or version (differs in: "
-                        f"{odd}); choose another --out or resume with the pipeline that wrote it")
+        raise UserError(
+            f"the checkpoint {folder / str(step)} was made by another pipeline or version (differs in: "
+            f"{odd}); choose another --out or resume with the pipeline that wrote it"
+        )
     leaves = [jax.numpy.asarray(arrays[name]) for name in names]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), meta

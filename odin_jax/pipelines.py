@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from splat.pipelines.gs3d import Gs3d
-
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
+from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.protocol import Pipeline
-
 
 PIPELINES = {"3dgs": lambda config: Gs3d(config.gs3d)}
 

@@ -136,8 +136,9 @@ def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[
     if resume == "auto":
         changed = differences(earlier, resolved) if earlier and held else []
         if changed:
-            raise UserError(f"--out {run.path} holds a run with another configuration ({'; '.join(changed[:4])}); "
-                            f"choose another folder, or --resume {run.path} to go on with the new one")
+            raise UserError(f"--out {run.path} holds a run with another configuration "
+                            f"({'; '.join(changed[:4])}); choose another folder, or give --resume {run.path} "
+                            "to go on with the new one")
         steps = steps_in(run.checkpoints)
         return (run.checkpoints, steps[-1]) if steps else None
     source, step = _named_checkpoint(Path(resume))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splat.pipelines.gs3d import Gs3dConfig
-
 from splat.errors import UserError
+from splat.pipelines.gs3d import Gs3dConfig
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,14 @@ class TrainConfig:
     gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)  # options of the 3DGS pipeline
 
 
-AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1, "log_every": 1,
-            "checkpoint_every": 1, "keep_checkpoints": 1, "image_every": 0, "photo_cache_mb": 1}
+AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,
+            "checkpoint_every": 1, "keep_checkpoints": 1, "log_every": 1, "image_every": 0,
+            "photo_cache_mb": 1}
 SHARED = ("iterations", "batch", "cap")  # fields of the pipeline that the run's own fields decide
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """The configuration with everything decided: absolute scene, the pipeline's schedule fitted to the run's length.
+    """The configuration with everything decided: absolute path, schedule fitted to the length.
 
     Raises UserError for a value that cannot work.
     """

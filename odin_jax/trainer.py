@@ -20,7 +20,7 @@ import numpy as np
 
 from odin_jax import checkpoint, health
 from odin_jax.checkpoint import Checkpoints
-from odin_jax.feed import UnitFeed
+from odin_jax.feed import UnitFeed, camera_of
 from odin_jax.interrupt import Interrupt
 from odin_jax.progress import StepNumbers
 from odin_jax.record import Clock
@@ -30,6 +30,8 @@ from splat.errors import UserError
 from splat.gaussians import Gaussians
 from splat.pipelines.protocol import Evidence, Pipeline, View
 from splat.scene.types import Scene
+
+COUNTED = 12  # training views whose pairs are counted before the first room is chosen
 
 
 @dataclass
@@ -169,9 +171,13 @@ class Trainer:
             at.rooms.rebuild(at.state.gaussians.count / self._gaussians)
 
     def _first_room(self, views: tuple[View, ...]) -> int:
-        counts = [int(self._pipeline.scope(self.position.state, view.camera)[1]) for view in views]
-        self.position.rooms.open(_size(views), max(counts))
-        return self.position.rooms.rooms[_size(views)]
+        """Room for the size of these views, from the pairs of some training views of that size."""
+        photos, size = self._scene.photos, _size(views)
+        alike = [index for index in self._scene.train if (photos[index].width, photos[index].height) == size]
+        sample = alike[::max(1, len(alike) // COUNTED)]
+        counts = [self._pipeline.scope(self.position.state, camera_of(photos[index]))[1] for index in sample]
+        self.position.rooms.open(size, max(int(count) for count in counts))
+        return self.position.rooms.rooms[size]
 
     def _check_state(self) -> None:
         if not health.all_finite(self.position.state):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
-import imageio.v2 as imageio
 import numpy as np
 import tyro
+from imageio_ffmpeg import get_ffmpeg_exe
 
 from odin_jax import paths
 from odin_jax.evaluate import Painter, write_png
@@ -64,18 +66,27 @@ def _cameras(run: LoadedRun, config: RenderConfig) -> list[tuple[str, Camera]]:
 
 
 def _write_video(file: Path, frames: Iterator[tuple[str, np.ndarray]], fps: int) -> None:
-    """H.264 at the size of the first frame, made even as the codec wants; others are cut or padded."""
-    part = file.with_name(f".{file.stem}.tmp{file.suffix}")
+    """H.264 at the size of the first frame, made even as the codec wants; others are cut or padded.
+
+    ffmpeg is started directly, not through imageio, which forks in a way that JAX's threads may not survive.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    size: tuple[int, int] | None = None
+    part = file.with_name(f".{file.stem}.tmp.mp4")
+    _, first = next(frames)
+    height, width = first.shape[0] // 2 * 2, first.shape[1] // 2 * 2
+    command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24",
+               "-s", f"{width}x{height}", "-r", str(fps), "-i", "-", "-c:v", "libx264", "-crf", "18",
+               "-pix_fmt", "yuv420p", "-movflags", "+faststart", str(part)]
     try:
-        with imageio.get_writer(part, format="FFMPEG", mode="I", fps=fps, macro_block_size=2) as writer:  # type: ignore[arg-type]
-            for _, pixels in frames:
-                size = size or (pixels.shape[0] // 2 * 2, pixels.shape[1] // 2 * 2)
-                canvas = np.zeros((*size, 3), np.uint8)
-                kept = pixels[: size[0], : size[1]]
-                canvas[: kept.shape[0], : kept.shape[1]] = kept
-                writer.append_data(canvas)  # type: ignore[attr-defined]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as encoder:
+            assert encoder.stdin is not None
+            for pixels in chain([first], (pixels for _, pixels in frames)):
+                canvas = np.zeros((height, width, 3), np.uint8)
+                kept = pixels[:height, :width]
+                canvas[:kept.shape[0], :kept.shape[1]] = kept
+                encoder.stdin.write(canvas.tobytes())
+        if encoder.returncode:
+            raise UserError(f"ffmpeg could not write {file}; choose another --out or --format png")
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)

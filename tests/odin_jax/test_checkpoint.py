@@ -10,8 +10,12 @@ from odin_jax import checkpoint
 from odin_jax.checkpoint import Checkpoints, steps_in
 from splat.errors import UserError
 
-STATE = {"means": jnp.linspace(0, 1, 12).reshape(4, 3), "alive": jnp.array([True, False, True, True]),
-         "key": jnp.array([3, 7], jnp.uint32), "count": jnp.int32(5)}
+STATE = {
+    "means": jnp.linspace(0, 1, 12).reshape(4, 3),
+    "alive": jnp.array([True, False, True, True]),
+    "key": jnp.array([3, 7], jnp.uint32),
+    "count": jnp.int32(5),
+}
 META = {"step": 3, "rooms": [[64, 48, 1024, 900]], "wall_s": 1.5}
 
 
@@ -35,7 +39,7 @@ def test_the_newest_are_kept_and_exact_whatever_the_template_s_shapes(folder):
 
 
 def test_a_state_of_another_shape_of_tree_is_refused_by_name(folder):
-    with pytest.raises(UserError, match="another pipeline or version.*momentum"):
+    with pytest.raises(UserError, match=r"another pipeline or version.*momentum"):
         checkpoint.restore(folder, 3, {**STATE, "momentum": jnp.zeros(1)})
 
 
@@ -61,6 +65,6 @@ def test_a_damaged_checkpoint_is_one_line_with_the_remedy(folder):
     for file in (folder / "3").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
-    with pytest.raises(UserError, match="cannot read the checkpoint .*delete that folder") as caught:
+    with pytest.raises(UserError, match=r"cannot read the checkpoint .*delete that folder") as caught:
         checkpoint.read(folder, 3)
     assert "\n" not in str(caught.value)

@@ -45,12 +45,15 @@ def test_a_mistyped_option_gets_tyro_s_message(capsys):
     assert "--iterations" in out + err
 
 
-@pytest.mark.parametrize(("argv", "part"), [
-    (["train", "--scene", "none", "--out", "y"], "--scene none"),
-    (["train", "--scene", "none", "--out", "y", "--batch", "0"], "--batch 0: must be at least 1"),
-    (["eval", "none"], "none is not a folder"),
-    (["report", "none"], "does not exist"),
-])
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["train", "--scene", "none", "--out", "y"], "--scene none"),
+        (["train", "--scene", "none", "--out", "y", "--batch", "0"], "--batch 0: must be at least 1"),
+        (["eval", "none"], "none is not a folder"),
+        (["report", "none"], "does not exist"),
+    ],
+)
 def test_a_user_s_mistake_is_one_line_on_stderr(capsys, argv, part):
     code, _, err = outcome(capsys, *argv)
     assert code == 2

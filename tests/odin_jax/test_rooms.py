@@ -1,4 +1,4 @@
-"""Rooms for pairs: always large enough after a widening, few, and the same after a round trip through JSON."""
+"""Rooms for pairs: large enough after a widening, few, and the same after a round trip through JSON."""
 
 from __future__ import annotations
 

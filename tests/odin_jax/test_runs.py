@@ -37,7 +37,9 @@ def test_a_run_named_by_the_user_goes_on_with_another_configuration(held):
     assert start_point(held, str(held.path), {**CONFIG, "iterations": 20}) == (held.checkpoints, 10)
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"iterations": 20}, {"scene": "b"}, {"gs3d": {"antialias": True}}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"iterations": 20}, {"scene": "b"}, {"gs3d": {"antialias": True}}]
+)
 def test_another_configuration_is_refused_with_the_field(held, change):
     with pytest.raises(UserError, match=r"another configuration.*" + next(iter(change))):
         start_point(held, "auto", {**CONFIG, **change})
@@ -79,7 +81,10 @@ def test_a_folder_is_written_by_one_process_at_a_time(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write to --out"), RunFolder(tmp_path / "file" / "run").claimed():
+    with (
+        pytest.raises(UserError, match="cannot write to --out"),
+        RunFolder(tmp_path / "file" / "run").claimed(),
+    ):
         pass
 
 

@@ -41,19 +41,40 @@ def cache_dir(tmp_path_factory):
 
 
 def config(capture, out, cache_dir, **changes) -> TrainConfig:
-    values = {"scene": capture, "out": out, "pipeline": "toy:factory", "iterations": 60, "checkpoint_every": 10,
-              "seed": 3, "cache_dir": cache_dir, "tensorboard": False, "lpips": False}
+    values = {
+        "scene": capture,
+        "out": out,
+        "pipeline": "toy:factory",
+        "iterations": 60,
+        "checkpoint_every": 10,
+        "seed": 3,
+        "cache_dir": cache_dir,
+        "tensorboard": False,
+        "lpips": False,
+    }
     return TrainConfig(**{**values, **changes})
 
 
 def start(capture, out, cache_dir, **options) -> subprocess.Popen[str]:
     """`odin train` in a process of its own."""
     flags = {**OPTIONS, "--scene": str(capture), "--out": str(out), "--cache-dir": str(cache_dir), **options}
-    argv = [sys.executable, "-c", "from odin_jax.cli import main; main()", "train", "--no-lpips", "--no-tensorboard",
-            *(part for pair in flags.items() for part in pair)]
+    argv = [
+        sys.executable,
+        "-c",
+        "from odin_jax.cli import main; main()",
+        "train",
+        "--no-lpips",
+        "--no-tensorboard",
+        *(part for pair in flags.items() for part in pair),
+    ]
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": paths}, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        argv,
+        env={**os.environ, "PYTHONPATH": paths},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def wait_for_checkpoint(process, out, count=1, seconds=120):
@@ -75,8 +96,19 @@ def finished(capture, cache_dir, tmp_path_factory):
 
 def test_a_run_leaves_everything_it_promises(finished):
     record = json.loads((finished / "record.json").read_text())
-    for name in ("psnr", "ssim", "n_primitives", "iterations", "samples_per_s", "wall_s", "cpu_s", "peak_rss_mb",
-                 "seed", "versions", "views"):
+    for name in (
+        "psnr",
+        "ssim",
+        "n_primitives",
+        "iterations",
+        "samples_per_s",
+        "wall_s",
+        "cpu_s",
+        "peak_rss_mb",
+        "seed",
+        "versions",
+        "views",
+    ):
         assert record[name] is not None, name
     assert record["iterations"] == 60
     assert record["wall_s"] > 0
@@ -132,7 +164,9 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(finished, capture, cach
 def same_bits(one: Path, other: Path, step: int) -> bool:
     """Whether two runs hold the same arrays, bit for bit, after a step."""
     first, second = (checkpoint.read(out / "checkpoints", step)[0] for out in (one, other))
-    return first.keys() == second.keys() and all(first[name].tobytes() == second[name].tobytes() for name in first)
+    return first.keys() == second.keys() and all(
+        first[name].tobytes() == second[name].tobytes() for name in first
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -208,7 +242,9 @@ def test_renders_as_png_and_video(finished, tmp_path, what):
 def test_export_and_import_round_trip(finished, tmp_path):
     export.main(export.ExportConfig(finished, tmp_path / "a.ply"))
     import_.main(import_.ImportConfig(tmp_path / "a.ply", tmp_path / "again"))
-    assert (tmp_path / "again" / "point_cloud.ply").read_bytes() == (finished / "point_cloud.ply").read_bytes()
+    assert (tmp_path / "again" / "point_cloud.ply").read_bytes() == (
+        finished / "point_cloud.ply"
+    ).read_bytes()
     export.main(export.ExportConfig(finished, tmp_path / "a.splat"))
     import_.main(import_.ImportConfig(tmp_path / "a.splat", tmp_path / "small"))
     assert read_ply(tmp_path / "small" / "point_cloud.ply").count == 43
