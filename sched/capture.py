@@ -1,4 +1,6 @@
-"""What the scheduler knows of a capture: SfM tracks, cameras and points, as plain arrays, before any training."""
+"""What the scheduler knows of a capture: SfM tracks, cameras and points, as plain arrays, before any
+training.
+"""
 
 from __future__ import annotations
 
@@ -56,24 +58,33 @@ class Capture:
         lengths = np.diff(self.view_ptr)[views]
         ptr = np.concatenate([[0], np.cumsum(lengths)])
         where = np.repeat(self.view_ptr[views] - ptr[:-1], lengths) + np.arange(ptr[-1])
-        cameras = self.cameras and Cameras(self.cameras.views[views], self.cameras.intrinsics[views],
-                                           self.cameras.sizes[views])
+        cameras = self.cameras and Cameras(
+            self.cameras.views[views], self.cameras.intrinsics[views], self.cameras.sizes[views]
+        )
         names = tuple(self.names[i] for i in views)
         return Capture(names, ptr, self.point_ids[where], self.n_points, cameras, self.points)
 
 
-def make_capture(view_ptr: np.ndarray, point_ids: np.ndarray, *, names: tuple[str, ...] | None = None,
-                 n_points: int | None = None, cameras: Cameras | None = None,
-                 points: np.ndarray | None = None) -> Capture:
+def make_capture(
+    view_ptr: np.ndarray,
+    point_ids: np.ndarray,
+    *,
+    names: tuple[str, ...] | None = None,
+    n_points: int | None = None,
+    cameras: Cameras | None = None,
+    points: np.ndarray | None = None,
+) -> Capture:
     """Check the arrays of a capture and put the tracks of each view in ascending order without repeats.
 
-    ``view_ptr`` [V + 1], ``point_ids`` [nnz]; a view may have no tracks. Raises ``PlanError`` for anything that is no
-    CSR, for ids out of range, for repeated names and for arrays whose lengths disagree.
+    ``view_ptr`` [V + 1], ``point_ids`` [nnz]; a view may have no tracks. Raises ``PlanError`` for anything
+    that is no CSR, for ids out of range, for repeated names and for arrays whose lengths disagree.
     """
     ptr, ids = np.asarray(view_ptr), np.asarray(point_ids)
     if ptr.ndim != 1 or len(ptr) < 2 or ids.ndim != 1:
-        raise PlanError("tracks: view_ptr needs one entry per view plus one, and point_ids one dimension; "
-                        f"got shapes {ptr.shape} and {ids.shape}")
+        raise PlanError(
+            "tracks: view_ptr needs one entry per view plus one, and point_ids one dimension; "
+            f"got shapes {ptr.shape} and {ids.shape}"
+        )
     if ptr.dtype.kind not in "iu" or (ids.dtype.kind not in "iu" and len(ids)):
         raise PlanError(f"tracks: view_ptr and point_ids must be integers, not {ptr.dtype} and {ids.dtype}")
     ptr = ptr.astype(np.int64)
@@ -96,7 +107,9 @@ def load_tracks(path: str | Path) -> Capture:
         with np.load(path, allow_pickle=False) as data:
             missing = [key for key in ("view_ptr", "point_ids") if key not in data]
             if missing:
-                raise PlanError(f"{path}: has no array {missing[0]}; write the tracks as view_ptr and point_ids")
+                raise PlanError(
+                    f"{path}: has no array {missing[0]}; write the tracks as view_ptr and point_ids"
+                )
             names = tuple(str(name) for name in data["names"]) if "names" in data else None
             arrays = data["view_ptr"], data["point_ids"]
     except (OSError, ValueError, EOFError) as error:
@@ -113,7 +126,10 @@ def _check_lengths(views: int, names: tuple[str, ...], cameras: Cameras | None) 
     if len(set(names)) != views:
         repeated = next(name for i, name in enumerate(names) if name in names[:i])
         raise PlanError(f"tracks: the view name {repeated!r} appears twice; names must be unique")
-    if cameras is not None and not len(cameras.views) == len(cameras.intrinsics) == len(cameras.sizes) == views:
+    if (
+        cameras is not None
+        and not len(cameras.views) == len(cameras.intrinsics) == len(cameras.sizes) == views
+    ):
         raise PlanError(f"cameras: {len(cameras.views)} cameras for {views} views")
 
 

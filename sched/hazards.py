@@ -1,9 +1,11 @@
-"""The rules that decide which primitives a later unit B must wait for while unit A's update is pending (paper §4.3).
+"""The rules that decide which primitives a later unit B must wait for while unit A's update is pending
+(paper §4.3).
 
-Functional unit tests of the synchronisation can be written against this file alone. A set of rows is a bool array
-``[N]`` or packed words (uint8, uint32 or uint64, any shape, padding bits zero) of numpy or of JAX; the set functions use
-array operators only, so either kind goes in and comes out, also under ``jax.jit``. ``decide`` is plain Python on counts and
-flags, so every host that has the same counts takes the same decision. The simulator and the runtime share this code.
+Functional unit tests of the synchronisation can be written against this file alone. A set of rows is a bool
+array ``[N]`` or packed words (uint8, uint32 or uint64, any shape, padding bits zero) of numpy or of JAX; the
+set functions use array operators only, so either kind goes in and comes out, also under ``jax.jit``.
+``decide`` is plain Python on counts and flags, so every host that has the same counts takes the same
+decision. The simulator and the runtime share this code.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def raw(write_a: Rows, read_b: Rows, write_b: Rows) -> Rows:
 
 
 def war(read_a: Rows, write_a: Rows, write_b: Rows) -> Rows:
-    """``W⁺(B) ∩ (R⁺(A) \\ W⁺(A))``: rows B writes that A only reads; B waits until A no longer observes state."""
+    """``W⁺(B) ∩ (R⁺(A) \\ W⁺(A))``: rows B writes that A only reads; B waits until A no longer observes
+    state.
+    """
     return write_b & read_a & ~write_a
 
 
@@ -46,9 +50,9 @@ def ratio(delayed: Rows, read_b: Rows) -> Any:
 def high_impact(delayed: Rows, active_a: Rows, magnitude_a: Any, tau: float) -> Rows:
     """Rows of D that fail the gradient gate: bool [N], all arguments bool or float [N].
 
-    A delayed row passes if it has producer evidence (it lies in ``C_A``) and
-    ``‖g_A(p)‖ ≤ τ · mean_{q ∈ C_A} ‖g_A(q)‖``. With an empty ``C_A`` there is no evidence and every delayed row fails, as
-    does a row whose magnitude, or whose mean, is no finite number.
+    A delayed row passes if it has producer evidence (it lies in ``C_A``) and ``‖g_A(p)‖ ≤ τ · mean_{q ∈ C_A}
+    ‖g_A(q)‖``. With an empty ``C_A`` there is no evidence and every delayed row fails, as does a row whose
+    magnitude, or whose mean, is no finite number.
     """
     xp = magnitude_a.__array_namespace__()
     mean = xp.where(active_a, magnitude_a, 0).sum() / xp.maximum(active_a.sum(), 1)
@@ -85,15 +89,22 @@ class Decision:
     wait_observed: bool = False  # a WAR hazard while A still observes state
 
 
-def decide(hazards: Hazards | None, *, path: str, tau: float = 0.2, blocking: str | None = None,
-           structural: bool = False, observing: bool = False) -> Decision:
+def decide(
+    hazards: Hazards | None,
+    *,
+    path: str,
+    tau: float = 0.2,
+    blocking: str | None = None,
+    structural: bool = False,
+    observing: bool = False,
+) -> Decision:
     """The admission rule of one window A→B (paper §4.3; DAS).
 
-    ``path`` is "sync" (every window a barrier), "quality" or "throughput"; ``blocking`` is the plan's reason if the window
-    was planned as blocking; ``structural``: the structural version advances between A and B; ``observing``: A's
-    state-observing phase is not over. Throughput-first reads RAW rows late iff ``ρ ≤ τ``, all of them pass the gradient
-    gate and none has skipped an update before; all other hazards wait. Raises ``ValueError`` for an unknown path or a τ
-    outside [0, 1].
+    ``path`` is "sync" (every window a barrier), "quality" or "throughput"; ``blocking`` is the plan's reason
+    if the window was planned as blocking; ``structural``: the structural version advances between A and B;
+    ``observing``: A's state-observing phase is not over. Throughput-first reads RAW rows late iff ``ρ ≤ τ``,
+    all of them pass the gradient gate and none has skipped an update before; all other hazards wait. Raises
+    ``ValueError`` for an unknown path or a τ outside [0, 1].
     """
     if path not in ("sync", "quality", "throughput"):
         raise ValueError(f"path must be sync, quality or throughput, not {path!r}")

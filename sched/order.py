@@ -1,14 +1,13 @@
 """Static data scheduling (SDS, paper §4.2): the order of task units.
 
-The schedule rotates over the logical groups, weakly coupled groups in a row, and fills each unit from its group view
-by view by lowest ``s(v | U_prev) = Σ_{u ∈ U_prev} w_uv`` (Eq. 2), less ``cohesion`` times the coupling to the views
-already in the unit: of views that conflict equally little, one that sees what the unit sees anyway keeps the unit's
-scope small. ``cohesion = 0`` is the paper's rule alone.
+The schedule rotates over the logical groups, weakly coupled groups in a row, and fills each unit from its
+group view by view by lowest ``s(v | U_prev) = Σ_{u ∈ U_prev} w_uv`` (Eq. 2), less ``cohesion`` times the
+coupling to the views already in the unit: of views that conflict equally little, one that sees what the unit
+sees anyway keeps the unit's scope small. ``cohesion = 0`` is the paper's rule alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +22,9 @@ SEED_SCAN = 48  # views of a group looked at for the first of a unit; the scan s
 class Order:
     """Units of whole epochs. Every unit has ``batch`` distinct views and every epoch has each view once.
 
-    If V is no multiple of ``batch``, one unit per epoch ends in ``n_repeats`` views that the epoch has elsewhere too
-    (``repeat_unit`` says which), chosen like any other view of the unit; so units have one size and no view is left out.
+    If V is no multiple of ``batch``, one unit per epoch ends in ``n_repeats`` views that the epoch has
+    elsewhere too (``repeat_unit`` says which), chosen like any other view of the unit; so units have one size
+    and no view is left out.
     """
 
     units: np.ndarray  # [E · n, batch] int32 view indices
@@ -35,7 +35,9 @@ class Order:
 
 
 def random_order(n_views: int, batch: int, epochs: int, seed: int) -> Order:
-    """A random permutation per epoch, cut into units: the control without SDS. The last unit has the repeats."""
+    """A random permutation per epoch, cut into units: the control without SDS. The last unit has the
+    repeats.
+    """
     units, spare = -(-n_views // batch), -n_views % batch
     rows = []
     for epoch in range(epochs):
@@ -43,15 +45,25 @@ def random_order(n_views: int, batch: int, epochs: int, seed: int) -> Order:
         fill = views[: (units - 1) * batch][:spare]
         rows.append(np.concatenate([views, fill]).reshape(units, batch))
     last = np.full(epochs, units - 1 if spare else -1, np.int32)
-    return Order(np.concatenate(rows).astype(np.int32), np.full(units * epochs, -1, np.int32), units, spare, last)
+    return Order(
+        np.concatenate(rows).astype(np.int32), np.full(units * epochs, -1, np.int32), units, spare, last
+    )
 
 
-def scheduled_order(rlg: Rlg, groups: Partition, batch: int, epochs: int, seed: int, *,
-                    place: np.ndarray, cohesion: float = 0.5) -> Order:
+def scheduled_order(
+    rlg: Rlg,
+    groups: Partition,
+    batch: int,
+    epochs: int,
+    seed: int,
+    *,
+    place: np.ndarray,
+    cohesion: float = 0.5,
+) -> Order:
     """The SDS order of ``epochs`` epochs; each differs and all follow from ``seed``.
 
-    ``place`` [V, d] is the embedding of ``sched.partition.embed``: an epoch takes the views of a group in a sweep over
-    it in a random direction, which leaves no scattered rest for the last units.
+    ``place`` [V, d] is the embedding of ``sched.partition.embed``: an epoch takes the views of a group in a
+    sweep over it in a random direction, which leaves no scattered rest for the last units.
     """
     filler = _Filler(rlg, groups.labels, batch, cohesion)
     units, owners, repeats = [], [], []
@@ -72,25 +84,31 @@ def scheduled_order(rlg: Rlg, groups: Partition, batch: int, epochs: int, seed: 
         last_group = turns[-1]
         repeats.append(short)
     spare = -rlg.n_views % batch
-    return Order(np.asarray(units, np.int32), np.asarray(owners, np.int32), len(units) // epochs, spare,
-                 np.asarray(repeats, np.int32))
+    return Order(
+        np.asarray(units, np.int32),
+        np.asarray(owners, np.int32),
+        len(units) // epochs,
+        spare,
+        np.asarray(repeats, np.int32),
+    )
 
 
 def traverse(groups: Partition, last: int, rng: np.random.Generator) -> list[int]:
     """The groups in the order their units run in one epoch: ``unit_counts[g]`` turns of each group g.
 
-    In rounds in which each group has one turn; within a round the next group is the one most weakly coupled to the
-    group before it (ties at random), and never that group itself while another is left.
+    In rounds in which each group has one turn; within a round the next group is the one most weakly coupled
+    to the group before it (ties at random), and never that group itself while another is left.
     """
-    left = groups.unit_counts.copy()
+    rounds = int(groups.unit_counts.max())
+    dice = rng.random((rounds, groups.n_groups)).tolist()
+    coupling, counts = groups.coupling.tolist(), groups.unit_counts.tolist()
     turns: list[int] = []
-    while left.any():
-        due = [int(g) for g in rng.permutation(np.flatnonzero(left == left.max()))]
+    for i in range(rounds):
+        due = [g for g, turns_left in enumerate(counts) if turns_left >= rounds - i]
         while due:
-            others = [g for g in due if g != last] or due
-            last = min(others, key=lambda g: groups.coupling[last, g] if last >= 0 else 0.0)
+            before = coupling[last] if last >= 0 else [0.0] * len(counts)
+            last = min(due, key=lambda g: (g == last, before[g], dice[i][g]))
             due.remove(last)
-            left[last] -= 1
             turns.append(last)
     return turns
 
@@ -104,67 +122,93 @@ def _sweep(place: np.ndarray, labels: np.ndarray, n_groups: int, rng: np.random.
 
 
 class _Filler:
-    """Fills units from what is left of each group; plain lists and dicts, linear in the edges of the graph."""
+    """Fills units from what is left of each group; plain lists and dicts, linear in the edges of the
+    graph.
+
+    Edges within groups pull views into a unit, edges between groups (or all, after a unit of the same group)
+    push them away; each kind is a CSR of its own in plain lists.
+    """
 
     def __init__(self, rlg: Rlg, labels: np.ndarray, batch: int, cohesion: float):
-        ptr = rlg.weights.indptr.tolist()
-        col, weight = rlg.weights.indices.tolist(), rlg.weights.data.tolist()
-        self.neighbours = [(col[a:b], weight[a:b]) for a, b in zip(ptr, ptr[1:], strict=False)]
+        inside = labels[rlg.weights.indices] == np.repeat(labels, np.diff(rlg.weights.indptr))
+        self.inside = _edges(rlg, inside)
+        self.across = _edges(rlg, ~inside)
         self.labels = labels.tolist()
         self.batch, self.cohesion = batch, cohesion
 
     def start(self, sweeps: list[list[int]]) -> None:
         """Begin an epoch: ``sweeps`` has the views of each group in the order they are tried in."""
-        self.left = bytearray(b"\1" * len(self.labels))
+        self.free = bytearray(b"\1" * len(self.labels))
         self.sweeps, self.cursor = sweeps, [0] * len(sweeps)
 
     def fill(self, group: int, previous: list[int]) -> tuple[list[int], int]:
         """(the next unit of ``group``, how many of its views are new in this epoch)."""
-        conflict = self._coupling(previous)
+        conflict = self._conflict(previous, group)
         unit: list[int] = []
-        bond: dict[int, float] = {}
-        self._grow(unit, bond, conflict, group, self.left)
+        self._grow(unit, conflict, group)
         fresh = len(unit)
         if fresh < self.batch:
-            taken = bytearray(b"\1" * len(self.labels))
-            for view in unit:
-                taken[view] = 0
-            cursor, self.cursor[group] = self.cursor[group], 0
-            self._grow(unit, bond, conflict, group, taken)
-            self.cursor[group] = cursor
-            if len(unit) < self.batch:  # the whole group is smaller than a unit
-                rest = (v for v in range(len(taken)) if taken[v])
-                unit += sorted(rest, key=lambda v: conflict.get(v, 0.0))[: self.batch - len(unit)]
+            self._repeat(unit, conflict, group)
         return unit, fresh
 
-    def _coupling(self, views: Iterable[int]) -> dict[int, float]:
-        """s(v | views) of Eq. 2 for every v that has an edge to ``views``."""
+    def _repeat(self, unit: list[int], conflict: dict[int, float], group: int) -> None:
+        """Fill a short unit with views that the epoch has elsewhere, of its group as far as that has any
+        left.
+        """
+        free, cursor = self.free, self.cursor[group]
+        self.free, self.cursor[group] = bytearray(b"\1" * len(free)), 0
+        for view in unit:
+            self.free[view] = 0
+        self._grow(unit, conflict, group)
+        if len(unit) < self.batch:
+            rest = (view for view in range(len(free)) if self.free[view])
+            unit += sorted(rest, key=lambda view: conflict.get(view, 0.0))[: self.batch - len(unit)]
+        self.free, self.cursor[group] = free, cursor
+
+    def _conflict(self, previous: list[int], group: int) -> dict[int, float]:
+        """s(v | previous) of Eq. 2 for every v of ``group`` that has an edge to ``previous``."""
         score: dict[int, float] = {}
-        for view in views:
-            for v, w in zip(*self.neighbours[view], strict=True):
-                score[v] = score.get(v, 0.0) + w
+        for view in previous:
+            ptr, col, weight = self.inside if self.labels[view] == group else self.across
+            for at in range(ptr[view], ptr[view + 1]):
+                score[col[at]] = score.get(col[at], 0.0) + weight[at]
         return score
 
-    def _grow(self, unit: list[int], bond: dict[int, float], conflict: dict[int, float], group: int,
-              free: bytearray) -> None:
-        """Add the cheapest free views of ``group`` to ``unit`` until it is full or the group has none left."""
+    def _grow(self, unit: list[int], conflict: dict[int, float], group: int) -> None:
+        """Add the cheapest free views of ``group`` to ``unit`` until it is full or the group has none
+        left.
+        """
+        free, cohesion = self.free, self.cohesion
+        bond: dict[int, float] = {}  # coupling of free views of the group to the unit
+        for view in unit:
+            self._pull(view, bond)
         while len(unit) < self.batch:
-            best, cost = self._first(group, conflict, free)
+            best, cost = self._first(group, conflict)
             if best < 0:
                 return
-            for v, held in bond.items():
-                if free[v] and self.labels[v] == group:
-                    other = conflict.get(v, 0.0) - self.cohesion * held
-                    if other < cost or (other == cost and v < best):
-                        best, cost = v, other
+            if bond and not conflict:
+                best = max(bond, key=bond.__getitem__) if cohesion else best
+            else:
+                for view, held in bond.items():
+                    other = conflict.get(view, 0.0) - cohesion * held
+                    if other < cost:
+                        best, cost = view, other
             unit.append(best)
             free[best] = 0
-            for v, w in zip(*self.neighbours[best], strict=True):
-                bond[v] = bond.get(v, 0.0) + w
+            bond.pop(best, None)
+            self._pull(best, bond)
 
-    def _first(self, group: int, conflict: dict[int, float], free: bytearray) -> tuple[int, float]:
-        """The free view of the group with the least conflict among the next of its sweep, and that conflict."""
-        sweep, at = self.sweeps[group], self.cursor[group]
+    def _pull(self, view: int, bond: dict[int, float]) -> None:
+        ptr, col, weight = self.inside
+        for at in range(ptr[view], ptr[view + 1]):
+            if self.free[col[at]]:
+                bond[col[at]] = bond.get(col[at], 0.0) + weight[at]
+
+    def _first(self, group: int, conflict: dict[int, float]) -> tuple[int, float]:
+        """The free view of the group with the least conflict among the next of its sweep, and that
+        conflict.
+        """
+        sweep, free, at = self.sweeps[group], self.free, self.cursor[group]
         while at < len(sweep) and not free[sweep[at]]:
             at += 1
         self.cursor[group] = at
@@ -180,3 +224,9 @@ class _Filler:
                 seen += 1
             at += 1
         return best, cost
+
+
+def _edges(rlg: Rlg, keep: np.ndarray) -> tuple[list[int], list[int], list[float]]:
+    """(offsets, columns, weights) of the kept entries of the graph as plain lists."""
+    ptr = np.concatenate([[0], np.cumsum(keep)])[rlg.weights.indptr]
+    return ptr.tolist(), rlg.weights.indices[keep].tolist(), rlg.weights.data[keep].tolist()

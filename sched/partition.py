@@ -1,8 +1,9 @@
 """Logical partitioning (LP, paper §4.2): K balanced groups of strongly coupled views.
 
-Groups are scheduling bins, not owners of state. The start is a recursive bisection of a hop-distance embedding of the
-graph; balanced Lloyd steps then swap views between groups where that keeps more coupling inside, with the mean
-coupling to a group in the role of the distance to its centre (Lloyd's k-means with the graph as kernel).
+Groups are scheduling bins, not owners of state. The start is a recursive bisection of a hop-distance
+embedding of the graph; balanced Lloyd steps then swap views between groups where that keeps more coupling
+inside, with the mean coupling to a group in the role of the distance to its centre (Lloyd's k-means with the
+graph as kernel).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from sched.errors import PlanError
-from sched.rlg import Rlg
+from sched.rlg import Csr, Rlg
 
 PIVOTS = 6  # hop-distance coordinates; more did not change the coupling kept inside on the captures tried
 LLOYD_STEPS = 12
@@ -26,7 +27,9 @@ class Partition:
 
     labels: np.ndarray  # [V] int32, group of each view
     unit_counts: np.ndarray  # [K] int64, task units per epoch of each group; differ by at most one
-    coupling: np.ndarray  # [K, K] float64, mean RLG weight between the views of two groups (region-level summary)
+    coupling: (
+        np.ndarray
+    )  # [K, K] float64, mean RLG weight between the views of two groups (region-level summary)
 
     @property
     def n_groups(self) -> int:
@@ -34,18 +37,19 @@ class Partition:
         return len(self.unit_counts)
 
 
-def partition(rlg: Rlg, regions: int, batch: int, seed: int) -> Partition:
-    """Split the V views into ``min(regions, units per epoch)`` groups whose sizes differ by at most one unit.
+def partition(rlg: Rlg, regions: int, batch: int, place: np.ndarray) -> Partition:
+    """Split the V views into ``min(regions, units per epoch)`` groups whose sizes differ by at most one
+    unit.
 
-    ``batch`` views make a unit. Raises ``PlanError`` for ``regions`` or ``batch`` below 1 or a batch above V.
+    ``batch`` views make a unit; ``place`` [V, d] is ``embed(rlg, seed)``. Raises ``PlanError`` for
+    ``regions`` or ``batch`` below 1 or a batch above V.
     """
     if regions < 1:
         raise PlanError(f"--regions must be at least 1, not {regions}")
     counts, sizes = group_sizes(rlg.n_views, batch, regions)
-    rng = np.random.default_rng((seed, 1))
     labels = np.zeros(rlg.n_views, np.int32)
     if len(sizes) > 1:
-        _bisect(embed(rlg, rng), np.arange(rlg.n_views), sizes, 0, labels)
+        _bisect(place, np.arange(rlg.n_views), sizes, 0, labels)
         labels = _lloyd(rlg.weights, labels, sizes)
     return Partition(labels, counts, region_coupling(rlg, labels, len(sizes)))
 
@@ -60,7 +64,9 @@ def group_sizes(n_views: int, batch: int, regions: int) -> tuple[np.ndarray, np.
     if n_views < 1:
         raise PlanError("there are no training views to plan for")
     if batch > n_views:
-        raise PlanError(f"--batch {batch} is larger than the {n_views} training views; lower it to {n_views} or less")
+        raise PlanError(
+            f"--batch {batch} is larger than the {n_views} training views; lower it to {n_views} or less"
+        )
     units = -(-n_views // batch)
     groups = min(regions, units)
     counts = np.full(groups, units // groups, np.int64)
@@ -72,18 +78,20 @@ def group_sizes(n_views: int, batch: int, regions: int) -> tuple[np.ndarray, np.
 
 def region_coupling(rlg: Rlg, labels: np.ndarray, n_groups: int) -> np.ndarray:
     """[K, K] mean weight over all view pairs of two groups (missing edges count as 0)."""
-    member = sparse.csr_array((np.ones(len(labels)), (np.arange(len(labels)), labels)),
-                              shape=(len(labels), n_groups))
+    member = sparse.csr_array(
+        (np.ones(len(labels)), (np.arange(len(labels)), labels)), shape=(len(labels), n_groups)
+    )
     total = (member.T @ rlg.weights @ member).toarray()
     sizes = np.bincount(labels, minlength=n_groups).astype(float)
     return total / np.maximum(np.outer(sizes, sizes), 1)
 
 
-def embed(rlg: Rlg, rng: np.random.Generator) -> np.ndarray:
+def embed(rlg: Rlg, seed: int) -> np.ndarray:
     """[V, ≤ 6] coordinates: hop distances to far-apart pivots, smoothed over neighbours.
 
     Components that a pivot does not reach lie beyond its farthest view, so they are cut off first.
     """
+    rng = np.random.default_rng((seed, 1))
     weights = rlg.weights
     degree = np.maximum(np.asarray(weights.sum(axis=1)).ravel(), 1e-12)
     columns = []
@@ -102,7 +110,7 @@ def embed(rlg: Rlg, rng: np.random.Generator) -> np.ndarray:
     return place + 1e-6 * rng.random(place.shape)
 
 
-def _hops(weights: sparse.csr_array, start: int) -> np.ndarray:
+def _hops(weights: Csr, start: int) -> np.ndarray:
     """[V] float breadth-first depth from ``start``; −1 where not reached."""
     order, parent = csgraph.breadth_first_order(weights, start)
     position = np.zeros(weights.shape[0], np.int64)
@@ -130,7 +138,7 @@ def _bisect(place: np.ndarray, views: np.ndarray, sizes: np.ndarray, first: int,
     _bisect(place, ordered[cut:], sizes[half:], first + half, labels)
 
 
-def _lloyd(weights: sparse.csr_array, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _lloyd(weights: Csr, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Swap equally many views between pairs of groups while the coupling kept inside the groups grows."""
     row = np.repeat(np.arange(len(labels)), np.diff(weights.indptr))
     best, kept = labels, float(weights.data[labels[row] == labels[weights.indices]].sum())
@@ -143,7 +151,7 @@ def _lloyd(weights: sparse.csr_array, labels: np.ndarray, sizes: np.ndarray) -> 
     return best
 
 
-def _swap_pairs(weights: sparse.csr_array, labels: np.ndarray, n_groups: int) -> np.ndarray:
+def _swap_pairs(weights: Csr, labels: np.ndarray, n_groups: int) -> np.ndarray:
     labels = labels.copy()
     affinity = weights @ np.eye(n_groups, dtype=np.float32)[labels]
     moved = np.zeros(len(labels), bool)
@@ -155,7 +163,9 @@ def _swap_pairs(weights: sparse.csr_array, labels: np.ndarray, n_groups: int) ->
             ours, theirs = ours[np.argsort(-gain_ours)], theirs[np.argsort(-gain_theirs)]
             pairs = min(len(ours), len(theirs))
             gain = np.sort(gain_ours)[::-1][:pairs] + np.sort(gain_theirs)[::-1][:pairs]
-            swaps = (int((gain > 0).sum()) + 1) // 2  # neighbours that all swap at once gain nothing: half of them
+            swaps = (
+                int((gain > 0).sum()) + 1
+            ) // 2  # neighbours that all swap at once gain nothing: half of them
             labels[ours[:swaps]], labels[theirs[:swaps]] = b, a
             moved[ours[:swaps]] = moved[theirs[:swaps]] = True
     return labels

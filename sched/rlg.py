@@ -1,19 +1,23 @@
-"""The relative locality graph (paper §4.1.1): views as nodes, Jaccard similarity of what they see as edges.
+"""The relative locality graph (paper §4.1.1): views as nodes, Jaccard similarity of what they see as
+edges.
 
-All four variants of the paper's Fig. 5 are Jaccard graphs over a view → item incidence and differ in the items: SfM
-tracks (what Odin plans with), owner-region cells in the frustum (geometry), realized active rows (computation), rows
-with a large gradient (importance). Nothing here ever has V × V entries.
+All four variants of the paper's Fig. 5 are Jaccard graphs over a view → item incidence and differ in the
+items: SfM tracks (what Odin plans with), owner-region cells in the frustum (geometry), realized active rows
+(computation), rows with a large gradient (importance). Nothing here ever has V × V entries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 from sched.capture import Capture
 from sched.errors import PlanError
+
+Csr = Any  # scipy.sparse.csr_array, whose inferred types make indptr optional
 
 BLOCK_ENTRIES = 1 << 24  # products of this many multiply-adds at a time bound the memory of the counts
 
@@ -22,9 +26,11 @@ BLOCK_ENTRIES = 1 << 24  # products of this many multiply-adds at a time bound t
 class Rlg:
     """Symmetric weights in [0, 1] with an empty diagonal."""
 
-    weights: sparse.csr_array  # [V, V] float32, ascending columns
+    weights: Csr  # [V, V] float32, ascending columns
     source: str  # "tracks", "geometry", "computation", "importance" or "none"
-    unseen: np.ndarray  # [V] bool, nothing known of the view: its weights are 0 and say nothing, validate at run time
+    unseen: (
+        np.ndarray
+    )  # [V] bool, nothing known of the view: its weights are 0 and say nothing, validate at run time
     top_k: int  # neighbours that each view retained before symmetrization
 
     @property
@@ -42,17 +48,19 @@ def track_rlg(capture: Capture, *, top_k: int = 16, cap_percentile: float = 99.9
     """The graph over SfM tracks, Eq. 1, with tracks above the ``cap_percentile`` of track length capped."""
     items = np.empty(0, np.int32) if not len(capture.point_ids) else _in_order_of_sight(capture)
     n_items = int(items.max()) + 1 if len(items) else 1
-    return incidence_rlg(_incidence(capture.view_ptr, items, n_items), "tracks", top_k=top_k,
-                         cap_percentile=cap_percentile)
+    return incidence_rlg(
+        _incidence(capture.view_ptr, items, n_items), "tracks", top_k=top_k, cap_percentile=cap_percentile
+    )
 
 
-def incidence_rlg(incidence: sparse.csr_array, source: str, *, top_k: int = 16,
-                  cap_percentile: float = 100.0) -> Rlg:
-    """Jaccard graph of a view → item incidence [V, T] with ones: ``w_ij = |P_i ∩ P_j| / |P_i ∪ P_j|`` (Eq. 1).
+def incidence_rlg(incidence: Csr, source: str, *, top_k: int = 16, cap_percentile: float = 100.0) -> Rlg:
+    """Jaccard graph of a view → item incidence [V, T] with ones: ``w_ij = |P_i ∩ P_j| / |P_i ∪ P_j|`` (Eq.
+    1).
 
-    Items seen by more views than the ``cap_percentile`` of the views-per-item distribution keep that many, evenly
-    spaced, views. Each view retains its ``top_k`` heaviest neighbours (ties: the lower view index); an edge stays if
-    either end retains it, so the graph is symmetric. Raises ``PlanError`` for parameters out of range.
+    Items seen by more views than the ``cap_percentile`` of the views-per-item distribution keep that many,
+    evenly spaced, views. Each view retains its ``top_k`` heaviest neighbours (ties: the lower view index); an
+    edge stays if either end retains it, so the graph is symmetric. Raises ``PlanError`` for parameters out of
+    range.
     """
     if top_k < 1:
         raise PlanError(f"--top-k must be at least 1, not {top_k}")
@@ -62,17 +70,20 @@ def incidence_rlg(incidence: sparse.csr_array, source: str, *, top_k: int = 16,
     if inverse.nnz != incidence.nnz:
         incidence = inverse.T.tocsr()
     sizes = np.diff(incidence.indptr)
-    kept = [_heaviest(_jaccard(incidence[low:high] @ inverse, sizes, low), top_k, low)
-            for low, high in _blocks(incidence, inverse)]
+    kept = [
+        _heaviest(_jaccard(incidence[low:high] @ inverse, sizes, low), top_k, low)
+        for low, high in _blocks(incidence, inverse)
+    ]
     row, col, weight = (np.concatenate(part) for part in zip(*kept, strict=True))
     return Rlg(_symmetric(row, col, weight, len(sizes)), source, sizes == 0, top_k)
 
 
-def refresh(rlg: Rlg, activity: sparse.csr_array, *, source: str = "computation") -> Rlg:
-    """Replace weights by what really happened: ``activity`` [V, N] has an entry for each row a view activated.
+def refresh(rlg: Rlg, activity: Csr, *, source: str = "computation") -> Rlg:
+    """Replace weights by what really happened: ``activity`` [V, N] has an entry for each row a view
+    activated.
 
-    Only pairs of which both views have evidence (a non-empty row of ``activity``) are replaced; other weights stay.
-    ``source`` names the evidence: "computation" for realized rows, "importance" for rows filtered by
+    Only pairs of which both views have evidence (a non-empty row of ``activity``) are replaced; other weights
+    stay. ``source`` names the evidence: "computation" for realized rows, "importance" for rows filtered by
     ``important_rows``. Raises ``PlanError`` if the number of views differs.
     """
     if activity.shape[0] != rlg.n_views:
@@ -83,42 +94,53 @@ def refresh(rlg: Rlg, activity: sparse.csr_array, *, source: str = "computation"
     old = rlg.weights.tocoo()
     stays = ~(known[old.row] & known[old.col])
     new = fresh.weights.tocoo()
-    merged = _symmetric(np.concatenate([old.row[stays], new.row]), np.concatenate([old.col[stays], new.col]),
-                        np.concatenate([old.data[stays], new.data]), rlg.n_views)
+    merged = _symmetric(
+        np.concatenate([old.row[stays], new.row]),
+        np.concatenate([old.col[stays], new.col]),
+        np.concatenate([old.data[stays], new.data]),
+        rlg.n_views,
+    )
     row, col, weight = _heaviest(merged, fresh.top_k, 0)
     return replace(fresh, weights=_symmetric(row, col, weight, rlg.n_views), unseen=rlg.unseen & ~known)
 
 
-def important_rows(magnitude: sparse.csr_array, tau: float = 0.2) -> sparse.csr_array:
-    """Rows of each view whose gradient magnitude exceeds ``tau`` times the view's mean (importance locality, §2.1).
+def important_rows(magnitude: Csr, tau: float = 0.2) -> Csr:
+    """Rows of each view whose gradient magnitude exceeds ``tau`` times the view's mean (importance
+    locality, §2.1).
 
-    ``magnitude`` [V, N] holds ``‖g_i(p)‖`` at the active rows of each view; what is dropped is what the gradient gate
-    of throughput-first would let be read late.
+    ``magnitude`` [V, N] holds ``‖g_i(p)‖`` at the active rows of each view; what is dropped is what the
+    gradient gate of throughput-first would let be read late.
     """
     view = np.repeat(np.arange(magnitude.shape[0]), np.diff(magnitude.indptr))
     total = np.bincount(view, magnitude.data, magnitude.shape[0])
     mean = total / np.maximum(np.diff(magnitude.indptr), 1)
     keep = magnitude.data > tau * mean[view]
-    return sparse.csr_array((magnitude.data[keep], (view[keep], magnitude.indices[keep])), shape=magnitude.shape)
+    return sparse.csr_array(
+        (magnitude.data[keep], (view[keep], magnitude.indices[keep])), shape=magnitude.shape
+    )
 
 
-def _incidence(ptr: np.ndarray, items: np.ndarray, n_items: int) -> sparse.csr_array:
+def _incidence(ptr: np.ndarray, items: np.ndarray, n_items: int) -> Csr:
     ones = np.ones(len(items), np.int32)
     return sparse.csr_array((ones, items, np.asarray(ptr, np.int32)), shape=(len(ptr) - 1, n_items))
 
 
 def _in_order_of_sight(capture: Capture) -> np.ndarray:
-    """Track ids renumbered by first sight, so that the product walks memory forwards (3× faster on large captures)."""
+    """Track ids renumbered by first sight, so that the product walks memory forwards (3× faster on large
+    captures).
+    """
     ids = capture.point_ids
-    first = np.empty(capture.n_points, np.int32)
+    first = np.full(capture.n_points, -1, np.int32)
     first[ids[::-1]] = np.arange(len(ids) - 1, -1, -1, dtype=np.int32)
-    first = first[ids]
-    fresh = np.cumsum(first == np.arange(len(ids), dtype=np.int32), dtype=np.int32)
-    return fresh[first] - 1
+    fresh = np.zeros(len(ids), bool)
+    fresh[first[first >= 0]] = True
+    return (np.cumsum(fresh, dtype=np.int32) - 1)[first][ids]
 
 
-def _capped(inverse: sparse.csr_array, percentile: float) -> sparse.csr_array:
-    """Item → view map in which no item has more views than the percentile of the lengths; evenly spaced ones stay."""
+def _capped(inverse: Csr, percentile: float) -> Csr:
+    """Item → view map in which no item has more views than the percentile of the lengths; evenly spaced
+    ones stay.
+    """
     lengths = np.diff(inverse.indptr)
     if percentile >= 100 or not len(lengths):
         return inverse
@@ -130,21 +152,23 @@ def _capped(inverse: sparse.csr_array, percentile: float) -> sparse.csr_array:
     for item in long:
         span = np.zeros(lengths[item], bool)
         span[np.arange(cap) * lengths[item] // cap] = True
-        keep[inverse.indptr[item]:inverse.indptr[item + 1]] = span
+        keep[inverse.indptr[item] : inverse.indptr[item + 1]] = span
     ptr = np.concatenate([[0], np.cumsum(np.minimum(lengths, cap))]).astype(inverse.indptr.dtype)
     return sparse.csr_array((inverse.data[keep], inverse.indices[keep], ptr), shape=inverse.shape)
 
 
-def _blocks(incidence: sparse.csr_array, inverse: sparse.csr_array) -> list[tuple[int, int]]:
+def _blocks(incidence: Csr, inverse: Csr) -> list[tuple[int, int]]:
     """Row ranges of the product with about ``BLOCK_ENTRIES`` multiply-adds each."""
-    work = np.append(0, np.cumsum(np.diff(inverse.indptr)[incidence.indices], dtype=np.int64))[incidence.indptr]
+    work = np.cumsum(incidence @ np.diff(inverse.indptr), dtype=np.int64)
     cuts = np.searchsorted(work, np.arange(BLOCK_ENTRIES, work[-1], BLOCK_ENTRIES))
     edges = np.unique(np.concatenate([[0], cuts, [incidence.shape[0]]]))
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
 
-def _jaccard(common: sparse.csr_array, sizes: np.ndarray, low: int) -> sparse.csr_array:
-    """Counts of shared items [rows, V] → Eq. 1 in float32, the diagonal set to 0; views ``low``… are the rows."""
+def _jaccard(common: Csr, sizes: np.ndarray, low: int) -> Csr:
+    """Counts of shared items [rows, V] → Eq. 1 in float32, the diagonal set to 0; views ``low``… are the
+    rows.
+    """
     row = np.repeat(np.arange(low, low + common.shape[0], dtype=np.int32), np.diff(common.indptr))
     either = sizes[row] + sizes[common.indices] - common.data
     weight = common.data.astype(np.float32) / either
@@ -152,11 +176,11 @@ def _jaccard(common: sparse.csr_array, sizes: np.ndarray, low: int) -> sparse.cs
     return sparse.csr_array((weight, common.indices, common.indptr), shape=common.shape)
 
 
-def _heaviest(weights: sparse.csr_array, top_k: int, low: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _heaviest(weights: Csr, top_k: int, low: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(row, col, weight) of the ``top_k`` positive entries of each row; rows are numbered from ``low``.
 
-    Entries become integers that order by weight, then by the lower column, and rows of similar length are partitioned
-    together as one padded matrix.
+    Entries become integers that order by weight, then by the lower column, and rows of similar length are
+    partitioned together as one padded matrix.
     """
     lengths = np.diff(weights.indptr)
     bits = np.ascontiguousarray(weights.data, np.float32).view(np.uint32).astype(np.uint64)
@@ -167,9 +191,10 @@ def _heaviest(weights: sparse.csr_array, top_k: int, low: int) -> tuple[np.ndarr
         mine = np.flatnonzero((lengths > below) & (lengths <= above))
         if len(mine):
             at = weights.indptr[mine][:, None] + np.arange(above)
-            padded = np.where(np.arange(above) < lengths[mine][:, None], keys[np.minimum(at, len(keys) - 1)],
-                              np.uint64(0))
-            kept.append(np.partition(padded, above - top_k, axis=1)[:, above - top_k:].ravel())
+            padded = np.where(
+                np.arange(above) < lengths[mine][:, None], keys[np.minimum(at, len(keys) - 1)], np.uint64(0)
+            )
+            kept.append(np.partition(padded, above - top_k, axis=1)[:, above - top_k :].ravel())
             rows.append(np.repeat(mine, top_k))
         below, above = above, 2 * above
     if not rows:
@@ -181,7 +206,7 @@ def _heaviest(weights: sparse.csr_array, top_k: int, low: int) -> tuple[np.ndarr
     return row[real] + low, col[real], weight[real]
 
 
-def _symmetric(row: np.ndarray, col: np.ndarray, weight: np.ndarray, n_views: int) -> sparse.csr_array:
+def _symmetric(row: np.ndarray, col: np.ndarray, weight: np.ndarray, n_views: int) -> Csr:
     """The smallest symmetric matrix that holds the given entries."""
     half = sparse.csr_array((weight, (row.astype(np.int32), col.astype(np.int32))), shape=(n_views, n_views))
     full = half.maximum(half.T.tocsr()).tocsr()

@@ -36,5 +36,7 @@ def count(words: np.ndarray) -> np.ndarray:
 
 
 def shared(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Share of ``first``'s rows that ``second`` reads, 0..1; 0 for an empty ``first``. Both uint64 [..., W]."""
+    """Share of ``first``'s rows that ``second`` reads, 0..1; 0 for an empty ``first``. Both uint64 [...,
+    W].
+    """
     return count(first & second) / np.maximum(count(first), 1)
