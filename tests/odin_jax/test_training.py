@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 import toy
 from captures import write_capture
 from PIL import Image
+from processes import same_bits, start, wait_for_checkpoint
 
 from odin_jax import checkpoint, session
 from odin_jax.checkpoint import steps_in
@@ -27,7 +25,7 @@ from splat.errors import UserError
 from splat.io.ply import read_ply
 
 HERE = Path(__file__).parent
-OPTIONS = {"--pipeline": "toy:factory", "--iterations": "60", "--checkpoint-every": "10", "--seed": "3"}
+TOY = {"--pipeline": "toy:factory", "--iterations": "60", "--checkpoint-every": "10", "--seed": "3"}
 
 
 @pytest.fixture(scope="module")
@@ -53,37 +51,6 @@ def config(capture, out, cache_dir, **changes) -> TrainConfig:
         "lpips": False,
     }
     return TrainConfig(**{**values, **changes})
-
-
-def start(capture, out, cache_dir, **options) -> subprocess.Popen[str]:
-    """`odin train` in a process of its own."""
-    flags = {**OPTIONS, "--scene": str(capture), "--out": str(out), "--cache-dir": str(cache_dir), **options}
-    argv = [
-        sys.executable,
-        "-c",
-        "from odin_jax.cli import main; main()",
-        "train",
-        "--no-lpips",
-        "--no-tensorboard",
-        *(part for pair in flags.items() for part in pair),
-    ]
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        argv,
-        env={**os.environ, "PYTHONPATH": paths},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-
-
-def wait_for_checkpoint(process, out, count=1, seconds=120):
-    """Return when the run has so many complete checkpoints."""
-    end = time.monotonic() + seconds
-    while len(steps_in(out / "checkpoints")) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -146,33 +113,25 @@ def test_a_complete_run_is_left_alone(finished, capture, cache_dir, capsys):
 
 def test_killed_at_any_moment_it_ends_with_the_same_bits(finished, capture, cache_dir, tmp_path):
     out, moments = tmp_path / "run", random.Random(1)
-    for kills in range(3):
-        process = start(capture, out, cache_dir)
+    for kills in range(2):
+        process = start(capture, out, cache_dir, **TOY)
         done = len(steps_in(out / "checkpoints"))
         wait_for_checkpoint(process, out, min(done + 1, 2))
         time.sleep(moments.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert kills or not (out / "record.json").exists()
-    process = start(capture, out, cache_dir)
+    process = start(capture, out, cache_dir, **TOY)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     assert same_bits(out, finished, 60)
     assert (out / "point_cloud.ply").read_bytes() == (finished / "point_cloud.ply").read_bytes()
 
 
-def same_bits(one: Path, other: Path, step: int) -> bool:
-    """Whether two runs hold the same arrays, bit for bit, after a step."""
-    first, second = (checkpoint.read(out / "checkpoints", step)[0] for out in (one, other))
-    return first.keys() == second.keys() and all(
-        first[name].tobytes() == second[name].tobytes() for name in first
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_so(capture, cache_dir, tmp_path, number):
     out = tmp_path / "run"
-    process = start(capture, out, cache_dir, **{"--iterations": "100000", "--checkpoint-every": "100"})
+    process = start(capture, out, cache_dir, **{**TOY, "--iterations": "100000", "--checkpoint-every": "100"})
     wait_for_checkpoint(process, out)
     process.send_signal(number)
     text, _ = process.communicate(timeout=60)
