@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from splat.scene.types import AlphaMode, Distortion, Photo, Scene, Tracks
 _RANDOM_POINTS = 100_000  # spec §0.1
 _RANDOM_EXTENTS = 3.0  # half side of the random cube in units of the camera spread, as gsplat draws it
 _SIZE_SLACK = 1.0  # pixels by which rounding may bend the aspect ratio of a resized photo
+_WIDE = 1600  # pixels, above which the reference reduces photos by default (spec §0)
 _SHOWN = 3  # names listed in a warning
 
 
@@ -26,8 +27,7 @@ class LoadOptions:
 
     downscale: float  # photo side over training side
     test_every: int  # every n-th photo by name is a test view; 0: none
-    seed: int  # of the random start and of the choice of max_points
-    max_points: int | None  # keep at most this many points
+    seed: int  # of the random start
     background: tuple[float, float, float]  # 0..1
     alpha: AlphaMode  # what an alpha channel means
 
@@ -52,7 +52,7 @@ def assemble(source: SourceScene, path: Path, options: LoadOptions) -> Scene:
         name=path.stem if path.is_file() else path.name, photos=photos, points=points, colours=colours,
         tracks=tracks, train=train, test=test, extent=extent, source=path, alpha=options.alpha,
         background=options.background,
-        warnings=(*source.warnings, *warnings, *extent_warnings, *point_warnings))
+        warnings=(*source.warnings, *warnings, *_large(photos), *extent_warnings, *point_warnings))
 
 
 def build_tracks(views: np.ndarray, points: np.ndarray, view_count: int) -> Tracks:
@@ -61,6 +61,18 @@ def build_tracks(views: np.ndarray, points: np.ndarray, view_count: int) -> Trac
     pairs = np.unique(np.stack([views[keep], points[keep]], axis=1), axis=0)
     counts = np.bincount(pairs[:, 0], minlength=view_count)
     return Tracks(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), pairs[:, 1].astype(np.int32))
+
+
+def keep_points(scene: Scene, count: int, seed: int) -> Scene:
+    """The scene with at most ``count`` points, a seeded choice in their order, and their tracks."""
+    if len(scene.points) <= count:
+        return scene
+    keep = np.sort(np.random.default_rng(seed).choice(len(scene.points), count, replace=False))
+    rows = np.full(len(scene.points), -1, np.int64)
+    rows[keep] = np.arange(count)
+    views = np.repeat(np.arange(len(scene.photos)), np.diff(scene.tracks.view_ptr))
+    tracks = build_tracks(views, rows[scene.tracks.point_ids], len(scene.photos))
+    return replace(scene, points=scene.points[keep], colours=scene.colours[keep], tracks=tracks)
 
 
 def _present(views: list[SourceView], path: Path) -> tuple[list[tuple[SourceView, Header]], list[str]]:
@@ -73,8 +85,8 @@ def _present(views: list[SourceView], path: Path) -> tuple[list[tuple[SourceView
             raise UserError(f"{path} lists photo {first.name} twice; remove one of the two entries")
     for view in ordered:
         if not np.isfinite(view.view).all():
-            raise UserError(f"pose of photo {view.name} in {path} is not finite; remove the photo from the "
-                            "model or solve its pose again")
+            raise UserError(f"pose of photo {view.name} in {path} is not finite; remove it from the model "
+                            "or solve it again")
     missing = [view for view in ordered if not view.path.exists()]
     if len(missing) == len(ordered):
         raise UserError(f"none of the {len(ordered)} listed photos exists, e.g. {ordered[0].path}; "
@@ -124,6 +136,14 @@ def _pinhole(lens: Lens) -> tuple[np.ndarray, int, int, Distortion | None]:
     return intrinsics, width, height, distortion
 
 
+def _large(photos: tuple[Photo, ...]) -> list[str]:
+    """A warning where the reference would have reduced the photos by itself (spec §0)."""
+    widest = max(photo.width for photo in photos)
+    if widest <= _WIDE:
+        return []
+    return [f"photos are up to {widest} pixels wide at training size; downscale 2, 4 or 8 trains faster"]
+
+
 def _find_mask(folder: Path | None, name: str) -> Path | None:
     """``masks/NAME`` with .png in place of or behind the photo's suffix."""
     if folder is None:
@@ -151,21 +171,18 @@ def _extent(centres: np.ndarray, points: np.ndarray) -> tuple[float, list[str]]:
 def _points(source: SourceScene, centres: np.ndarray, extent: float, options: LoadOptions
             ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """(points, colours, new row of each source point or −1, warnings)."""
-    rng = np.random.default_rng(options.seed)
     if not len(source.points):
+        rng = np.random.default_rng(options.seed)
         half, middle = source.random_half_side, np.zeros(3)
         if half is None:
             half, middle = _RANDOM_EXTENTS * extent / 1.1, centres.mean(axis=0)
-        count = min(_RANDOM_POINTS, options.max_points or _RANDOM_POINTS)
-        points = middle + rng.uniform(-half, half, (count, 3))
-        colours = 0.5 + 0.28209479177387814 * rng.uniform(0, 1, (count, 3)) / 255
+        points = middle + rng.uniform(-half, half, (_RANDOM_POINTS, 3))
+        colours = 0.5 + 0.28209479177387814 * rng.uniform(0, 1, (_RANDOM_POINTS, 3)) / 255
         return (points.astype(np.float32), (255 * colours).astype(np.uint8), np.zeros(0, np.int64),
-                [f"the source has no points; {count} random ones were drawn"])
+                [f"the source has no points; {_RANDOM_POINTS} random ones were drawn"])
     finite = np.isfinite(source.points).all(axis=1)
     keep = np.flatnonzero(finite)
     warnings = [] if finite.all() else [f"{(~finite).sum()} points that are not finite were dropped"]
-    if options.max_points is not None and len(keep) > options.max_points:
-        keep = np.sort(rng.choice(keep, options.max_points, replace=False))
     rows = np.full(len(source.points), -1, np.int64)
     rows[keep] = np.arange(len(keep))
     return source.points[keep].astype(np.float32), source.colours[keep].astype(np.uint8), rows, warnings

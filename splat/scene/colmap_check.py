@@ -5,6 +5,7 @@ Binary layouts: COLMAP, src/colmap/scene/reconstruction_io_binary.cc (all little
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ def _walk_frames(data: bytes) -> int:
 _WALKERS = {"cameras": _walk_cameras, "images": _walk_images, "points3D": _walk_points, "rigs": _walk_rigs,
             "frames": _walk_frames}
 
-# Words a line has at least: numbers before any list or name; the number of them that must parse.
+# Words that a line has at least.
 _MIN_WORDS = {"cameras": 7, "images": 10, "points3D": 8}
 
 
@@ -135,10 +136,15 @@ def _check_text(path: Path, name: str) -> None:
         if not words:
             continue
         numbers = words[2:] if name == "cameras" else words[:9] if name == "images" else words
-        if len(words) < _MIN_WORDS[name] or not all(map(_is_number, numbers)) or (
-                name == "points3D" and len(words) % 2):
+        values = [_number(word) for word in numbers]
+        if len(words) < _MIN_WORDS[name] or None in values or (name == "points3D" and len(words) % 2):
             raise UserError(f"COLMAP model file {path} has a cut or malformed line '{row[:60]}'; "
                             "copy it again or export the model again")
+        if not all(math.isfinite(value) for value in values if value is not None):
+            what = {"cameras": "camera", "images": "pose of photo", "points3D": "point"}[name]
+            which = words[9] if name == "images" else words[0]
+            raise UserError(f"{what} {which} in COLMAP model file {path} is not finite; remove it from the "
+                            "model or solve it again")
 
 
 def _check_observations(path: Path, rows: list[str]) -> None:
@@ -146,9 +152,8 @@ def _check_observations(path: Path, rows: list[str]) -> None:
         raise UserError(f"COLMAP model file {path} is cut off or malformed; copy or export it again")
 
 
-def _is_number(word: str) -> bool:
+def _number(word: str) -> float | None:
     try:
-        float(word)
+        return float(word)
     except ValueError:
-        return False
-    return True
+        return None

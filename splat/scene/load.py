@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from splat.errors import UserError
-from splat.scene.assemble import LoadOptions, assemble
+from splat.scene.assemble import LoadOptions, assemble, keep_points
 from splat.scene.blender import is_blender, read_blender
 from splat.scene.colmap import find_models, read_colmap
 from splat.scene.nerfstudio import is_transforms, read_transforms
@@ -28,7 +28,7 @@ def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, s
             or an ``.npz`` saved by ``save_npz``.
         downscale: photo side over training side; intrinsics follow exactly, per axis.
         test_every: every n-th photo by name is a test view, 0: none (COLMAP: those in the model's test.txt,
-            if any). Blender scenes and .npz files bring their own split.
+            if any). Blender scenes bring their own split, .npz files that, ``alpha`` and ``background`` too.
         seed: of the random start and of the choice of ``max_points``.
         max_points: keep at most this many points.
         background: colour in 0..1 behind photos whose alpha is composited.
@@ -53,12 +53,16 @@ def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, s
         raise UserError(f"alpha={alpha!r} is unknown; use 'mask' or 'background'")
     if not path.exists():
         raise UserError(f"scene {path} does not exist; check the path")
+    options = LoadOptions(downscale, test_every, seed, background, alpha or "mask")
+    scene = _recognised(path, images, options, alpha)
+    return scene if max_points is None else keep_points(scene, max_points, seed)
+
+
+def _recognised(path: Path, images: str | None, options: LoadOptions, alpha: AlphaMode | None) -> Scene:
     if path.suffix == ".npz":
-        return load_npz(path, downscale=downscale)
-    options = LoadOptions(downscale=downscale, test_every=test_every, seed=seed, max_points=max_points,
-                          background=background, alpha=alpha or "mask")
+        return load_npz(path, downscale=options.downscale)
     if find_models(path):
-        return assemble(read_colmap(path, images, test_every), path, options)
+        return assemble(read_colmap(path, images, options.test_every), path, options)
     if is_blender(path):
         return assemble(read_blender(path), path, replace(options, alpha=alpha or "background"))
     if is_transforms(path):

@@ -97,7 +97,7 @@ def pose_of(frame: dict[str, Any], listing: Path, number: int) -> np.ndarray:
     if matrix.shape not in ((4, 4), (3, 4)):
         raise UserError(f"{where} is not a 4x4 matrix of numbers; export the cameras again")
     if not np.isfinite(matrix).all():
-        raise UserError(f"{where} is not finite; remove the frame or solve its pose again")
+        raise UserError(f"{where} is not finite; remove the frame or solve it again")
     to_world = np.eye(4)
     to_world[:3] = matrix[:3]
     left, sizes, right = np.linalg.svd(to_world[:3, :3])

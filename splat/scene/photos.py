@@ -140,14 +140,16 @@ def _ends_with(path: Path, marker: bytes) -> bool:
 
 
 @functools.lru_cache(maxsize=4)
-def _archive(path: Path) -> zipfile.ZipFile:
+def _archive(path: Path, changed: int, size: int) -> zipfile.ZipFile:
+    """The open archive; a file that was replaced since is another one."""
     return zipfile.ZipFile(path)
 
 
 def _archive_entry(path: Path, entry: str) -> bytes:
     """Bytes of a uint8 vector stored in an .npz; reads from several threads are safe."""
     try:
-        with _archive(path).open(f"{entry}.npy") as file:
+        state = path.stat()
+        with _archive(path, state.st_mtime_ns, state.st_size).open(f"{entry}.npy") as file:
             return np.lib.format.read_array(file, allow_pickle=False).tobytes()
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} entry {entry} cannot be read ({error}); save the scene again") from error

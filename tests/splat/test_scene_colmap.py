@@ -9,7 +9,15 @@ from PIL import Image
 from splat.errors import UserError
 from splat.scene.load import load_scene
 from splat.scene.types import Scene, load_photo
-from tests.splat.tiny_capture import PINHOLE, Lens, as_binary, picture, write_capture, write_model, write_photos
+from tests.splat.tiny_capture import (
+    PINHOLE,
+    Lens,
+    as_binary,
+    picture,
+    write_capture,
+    write_model,
+    write_photos,
+)
 
 CAPTURES = ("snowmiku", "sheffield_cross", "chia_apartments", "banana", "brighton_beach")
 
@@ -75,8 +83,11 @@ def test_views_points_and_tracks_follow_names_and_ids(tmp_path):
     np.testing.assert_array_equal(scene.tracks.of(1), np.arange(1, 12, 2))
     np.testing.assert_array_equal(scene.tracks.of(2), np.arange(0, 12, 2))
     half = np.sqrt(0.5)
-    np.testing.assert_allclose(scene.photos[0].view, [[half, 0, half, 0.6], [0, 1, 0, 0.2], [-half, 0, half, 4.5],
-                                                      [0, 0, 0, 1]], atol=1e-12)
+    np.testing.assert_allclose(
+        scene.photos[0].view,
+        [[half, 0, half, 0.6], [0, 1, 0, 0.2], [-half, 0, half, 4.5], [0, 0, 0, 1]],
+        atol=1e-12,
+    )
 
 
 def test_several_cameras_mixed_sizes_and_off_centre_principal_points_stay_exact(tmp_path):
@@ -95,8 +106,9 @@ def test_downscale_resizes_as_pil_and_scales_each_axis_exactly(tmp_path):
     scene = load_scene(write_capture(tmp_path, lens=lens), downscale=2)
     photo = scene.photos[1]
     assert (photo.width, photo.height) == (round(65 / 2), round(47 / 2))
-    np.testing.assert_allclose(photo.intrinsics,
-                               [40 * 32 / 65, 42 * 24 / 47, 30.5 * 32 / 65, 25.25 * 24 / 47], rtol=1e-15)
+    np.testing.assert_allclose(
+        photo.intrinsics, [40 * 32 / 65, 42 * 24 / 47, 30.5 * 32 / 65, 25.25 * 24 / 47], rtol=1e-15
+    )
     rgb, mask = load_photo(scene, 1)
     np.testing.assert_array_equal(rgb, np.asarray(Image.fromarray(picture(65, 47, 1)).resize((32, 24))))
     assert mask is None and rgb.dtype == np.uint8
@@ -109,11 +121,15 @@ def test_a_model_made_at_another_size_scales_exactly_and_another_shape_is_refuse
     assert (photo.width, photo.height) == (128, 96)
     np.testing.assert_array_equal(photo.intrinsics, [80.0, 84.0, 61.0, 50.5])
     write_photos(root / "images", ("b.png",), 48, 64)
-    with pytest.raises(UserError, match=r"b\.png is 48x64 but its camera in the model is 64x48.*use the photos"):
+    with pytest.raises(
+        UserError, match=r"b\.png is 48x64 but its camera in the model is 64x48.*use the photos"
+    ):
         load_scene(root)
 
 
-def radial(model: str, params: tuple[float, ...], x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def radial(
+    model: str, params: tuple[float, ...], x: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Distorted normalised coordinates, COLMAP's formulas (src/colmap/sensor/models.h) written out again."""
     r2 = x * x + y * y
     if model == "SIMPLE_RADIAL":
@@ -123,8 +139,10 @@ def radial(model: str, params: tuple[float, ...], x: np.ndarray, y: np.ndarray) 
         return x * scale, y * scale
     k1, k2, p1, p2 = params[4:]
     scale = k1 * r2 + k2 * r2 * r2
-    return (x + x * scale + 2 * p1 * x * y + p2 * (r2 + 2 * x * x),
-            y + y * scale + 2 * p2 * x * y + p1 * (r2 + 2 * y * y))
+    return (
+        x + x * scale + 2 * p1 * x * y + p2 * (r2 + 2 * x * x),
+        y + y * scale + 2 * p2 * x * y + p1 * (r2 + 2 * y * y),
+    )
 
 
 def painting(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -133,11 +151,15 @@ def painting(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.rint(127.5 + 100 * np.stack(bands, axis=-1)).astype(np.uint8)
 
 
-@pytest.mark.parametrize("lens", [
-    Lens("SIMPLE_RADIAL", (150.0, 97.0, 78.0, -0.12), 200, 150),
-    Lens("RADIAL", (150.0, 103.0, 74.0, 0.08, -0.05), 200, 150),
-    Lens("OPENCV", (150.0, 156.0, 97.0, 77.5, -0.15, 0.06, 0.004, -0.003), 200, 150),
-], ids=lambda lens: lens.model)
+@pytest.mark.parametrize(
+    "lens",
+    [
+        Lens("SIMPLE_RADIAL", (150.0, 97.0, 78.0, -0.12), 200, 150),
+        Lens("RADIAL", (150.0, 103.0, 74.0, 0.08, -0.05), 200, 150),
+        Lens("OPENCV", (150.0, 156.0, 97.0, 77.5, -0.15, 0.06, 0.004, -0.003), 200, 150),
+    ],
+    ids=lambda lens: lens.model,
+)
 @pytest.mark.parametrize("scale", [1, 2])
 def test_distorted_photos_become_exact_pinholes(tmp_path, lens, scale):
     root = write_capture(tmp_path, ("a.png", "b.png"), lens)
@@ -162,8 +184,12 @@ def test_distorted_photos_become_exact_pinholes(tmp_path, lens, scale):
 
 
 def test_fisheye_and_panorama_are_refused_by_one_line(tmp_path):
-    root = write_capture(tmp_path, lens=Lens("OPENCV_FISHEYE", (40.0, 40.0, 32.0, 24.0, 0.1, 0.0, 0.0, 0.0), 64, 48))
-    with pytest.raises(UserError, match=r"OPENCV_FISHEYE of photo a\.png is not supported.*undistort the photos"):
+    root = write_capture(
+        tmp_path, lens=Lens("OPENCV_FISHEYE", (40.0, 40.0, 32.0, 24.0, 0.1, 0.0, 0.0, 0.0), 64, 48)
+    )
+    with pytest.raises(
+        UserError, match=r"OPENCV_FISHEYE of photo a\.png is not supported.*undistort the photos"
+    ):
         load_scene(root)
 
 
@@ -224,6 +250,12 @@ def test_the_models_own_test_list_is_used_when_no_rule_is_given(tmp_path):
     assert load_scene(root, test_every=0).test == ()
 
 
+def test_very_wide_photos_are_told_to_be_reduced(tmp_path):
+    root = write_capture(tmp_path, lens=Lens("PINHOLE", (900.0, 900.0, 850.0, 20.0), 1700, 40))
+    assert "1700 pixels wide" in load_scene(root).warnings[0]
+    assert not load_scene(root, downscale=2).warnings
+
+
 def test_masks_folder_and_alpha_become_loss_weights(tmp_path):
     root = write_capture(tmp_path, channels=4)
     alpha = picture(64, 48, 0, 4)[..., 3]
@@ -245,7 +277,9 @@ def test_alpha_can_be_composited_over_a_background(tmp_path):
     pixels = picture(64, 48, 0, 4).astype(float)
     share = pixels[..., 3:] / 255
     assert mask is None
-    np.testing.assert_allclose(rgb, pixels[..., :3] * share + np.asarray([255, 127.5, 0]) * (1 - share), atol=0.51)
+    np.testing.assert_allclose(
+        rgb, pixels[..., :3] * share + np.asarray([255, 127.5, 0]) * (1 - share), atol=0.51
+    )
 
 
 def test_loading_decodes_no_photo(tmp_path, monkeypatch):

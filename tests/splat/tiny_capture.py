@@ -28,23 +28,35 @@ def picture(width: int, height: int, seed: int, channels: int = 3) -> np.ndarray
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
 
 
-def write_photos(folder: Path, names: Sequence[str], width: int = 64, height: int = 48, channels: int = 3) -> None:
+def write_photos(
+    folder: Path, names: Sequence[str], width: int = 64, height: int = 48, channels: int = 3
+) -> None:
     for seed, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(width, height, seed, channels)).save(folder / name)
 
 
-def write_model(folder: Path, names: Sequence[str], lenses: Sequence[Lens] = (PINHOLE,), *, points: int = 12,
-                seed: int = 0) -> None:
-    """A text model: photo i has lens i modulo their number; point p is seen by the photos i with (i + p) even.
+def write_model(
+    folder: Path,
+    names: Sequence[str],
+    lenses: Sequence[Lens] = (PINHOLE,),
+    *,
+    points: int = 12,
+    seed: int = 0,
+) -> None:
+    """A text model: photo i has lens i modulo their number; point p is seen by photos i with i + p even.
 
     Photo i has image id 10 + 2·i and point p the id 3·p + 5, so that ids are never rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    (folder / "cameras.txt").write_text("# cameras\n" + "".join(
-        f"{number + 1} {lens.model} {lens.width} {lens.height} {' '.join(map(repr, lens.params))}\n"
-        for number, lens in enumerate(lenses)))
+    (folder / "cameras.txt").write_text(
+        "# cameras\n"
+        + "".join(
+            f"{number + 1} {lens.model} {lens.width} {lens.height} {' '.join(map(repr, lens.params))}\n"
+            for number, lens in enumerate(lenses)
+        )
+    )
     rows, seen = [], {p: [] for p in range(points)}
     for number, name in enumerate(names):
         pose = f"0.9238795325112867 0 {0.3826834323650898} 0 {0.3 * number} {0.1 * number} 4.5"
@@ -56,14 +68,20 @@ def write_model(folder: Path, names: Sequence[str], lenses: Sequence[Lens] = (PI
     (folder / "images.txt").write_text("# images\n" + "\n".join(rows) + "\n")
     lines = []
     for p in range(points):
-        x, y, z = rng.normal(size=3)
+        place = " ".join(repr(float(value)) for value in rng.normal(size=3))
         track = " ".join(f"{image} {place}" for image, place in seen[p])
-        lines.append(f"{3 * p + 5} {x!r} {y!r} {z!r} {p} {2 * p} {3 * p} 0.5 {track}".replace("np.float64(", "").replace(")", ""))
+        lines.append(f"{3 * p + 5} {place} {p} {2 * p} {3 * p} 0.5 {track}")
     (folder / "points3D.txt").write_text("# points\n" + "\n".join(lines) + "\n")
 
 
-def write_capture(root: Path, names: Sequence[str] = ("a.png", "b.png", "c.png"), lens: Lens = PINHOLE, *,
-                  channels: int = 3, points: int = 12) -> Path:
+def write_capture(
+    root: Path,
+    names: Sequence[str] = ("a.png", "b.png", "c.png"),
+    lens: Lens = PINHOLE,
+    *,
+    channels: int = 3,
+    points: int = 12,
+) -> Path:
     """Photos in ``images/`` and a text model in ``sparse/0``."""
     write_photos(root / "images", names, lens.width, lens.height, channels)
     write_model(root / "sparse" / "0", names, (lens,), points=points)
