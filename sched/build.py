@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sched.capture import Capture
+from sched.cluster import Cluster
 from sched.errors import PlanError
 from sched.geometry import geometry_rlg, in_frusta
 from sched.order import Order, random_order, scheduled_order
@@ -54,12 +55,13 @@ def make_plan(
     *,
     profile: PhaseProfile = NOMINAL,
     structural: tuple[StructuralRule, ...] = (),
+    cluster: Cluster | None = None,
     known: Survey | None = None,
 ) -> Plan:
     """The plan for a capture. The same arguments give the same plan. Raises ``PlanError`` for bad input.
 
     ``known`` is ``survey(capture, options)`` if it is at hand; ``structural`` are the pipeline's structural
-    events.
+    events; with a ``cluster`` the expected length of windows includes the transfer.
     """
     options = options or PlanOptions()
     options.check()
@@ -77,7 +79,7 @@ def make_plan(
         options.leaves_out("sas"),
     )
     windows = plan_windows(
-        order.units, scene.rlg, profile, rules, scopes=scene.scopes, n_points=scene.n_sampled
+        order.units, scene.rlg, profile, rules, scopes=scene.scopes, n_points=scene.n_sampled, cluster=cluster
     )
     graph = phase_graph(profile.pipeline, profile.regime)
     return Plan(

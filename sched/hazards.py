@@ -14,6 +14,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+PATHS = ("sync", "quality", "throughput", "unvalidated")
+
 Rows = Any  # bool [N], or packed unsigned words
 
 
@@ -72,8 +74,8 @@ class Action(enum.Enum):
 class Hazards:
     """Counts of one window at its validation point; ``None`` where the scopes are missing."""
 
-    waw: int  # rows both write whose update is pending
-    raw: int  # rows A writes and B only reads whose update is pending
+    waw: int  # pending rows that both write
+    raw: int  # pending rows that A writes and B only reads
     war: int  # rows A only reads and B writes
     read_b: int  # |R⁺(B)|
     failing: int | None = None  # delayed rows that fail the gradient gate; None: no evidence
@@ -100,14 +102,15 @@ def decide(
 ) -> Decision:
     """The admission rule of one window A→B (paper §4.3; DAS).
 
-    ``path`` is "sync" (every window a barrier), "quality" or "throughput"; ``blocking`` is the plan's reason
-    if the window was planned as blocking; ``structural``: the structural version advances between A and B;
-    ``observing``: A's state-observing phase is not over. Throughput-first reads RAW rows late iff ``ρ ≤ τ``,
-    all of them pass the gradient gate and none has skipped an update before; all other hazards wait. Raises
-    ``ValueError`` for an unknown path or a τ outside [0, 1].
+    ``path`` is "sync" (every window a barrier), "quality", "throughput" or "unvalidated" (the control without
+    DAS: candidate windows go ahead whatever the hazards); ``blocking`` is the plan's reason if the window was
+    planned as blocking; ``structural``: the structural version advances between them; ``observing``: A's
+    state-observing phase is not over. Throughput-first reads RAW rows late iff ``ρ ≤ τ``, all pass the
+    gradient gate and none has skipped an update before; all other hazards wait. Raises ``ValueError`` for an
+    unknown path or a τ outside [0, 1].
     """
-    if path not in ("sync", "quality", "throughput"):
-        raise ValueError(f"path must be sync, quality or throughput, not {path!r}")
+    if path not in PATHS:
+        raise ValueError(f"path must be one of {', '.join(PATHS)}, not {path!r}")
     if not 0 <= tau <= 1:
         raise ValueError(f"tau must lie in [0, 1], not {tau}")
     if structural:
@@ -116,6 +119,8 @@ def decide(
         return Decision(Action.BARRIER, "synchronised path")
     if blocking:
         return Decision(Action.BARRIER, blocking)
+    if path == "unvalidated":
+        return Decision(Action.PROCEED, "not validated")
     if hazards is None:
         return Decision(Action.BARRIER, "missing scope")
     wait = observing and hazards.war > 0

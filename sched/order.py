@@ -183,12 +183,12 @@ class _Filler:
         for view in unit:
             self._pull(view, bond)
         while len(unit) < self.batch:
-            best, cost = self._first(group, conflict)
-            if best < 0:
-                return
-            if bond and not conflict:
-                best = max(bond, key=bond.__getitem__) if cohesion else best
+            if bond and cohesion and not conflict:
+                best = max(bond, key=bond.__getitem__)
             else:
+                best, cost = self._first(group, conflict)
+                if best < 0:
+                    return
                 for view, held in bond.items():
                     other = conflict.get(view, 0.0) - cohesion * held
                     if other < cost:
@@ -196,13 +196,15 @@ class _Filler:
             unit.append(best)
             free[best] = 0
             bond.pop(best, None)
-            self._pull(best, bond)
+            if len(unit) < self.batch:
+                self._pull(best, bond)
 
     def _pull(self, view: int, bond: dict[int, float]) -> None:
         ptr, col, weight = self.inside
-        for at in range(ptr[view], ptr[view + 1]):
-            if self.free[col[at]]:
-                bond[col[at]] = bond.get(col[at], 0.0) + weight[at]
+        free, held, low, high = self.free, bond.get, ptr[view], ptr[view + 1]
+        for other, w in zip(col[low:high], weight[low:high], strict=True):
+            if free[other]:
+                bond[other] = held(other, 0.0) + w
 
     def _first(self, group: int, conflict: dict[int, float]) -> tuple[int, float]:
         """The free view of the group with the least conflict among the next of its sweep, and that

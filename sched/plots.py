@@ -46,7 +46,9 @@ def plot_graph(path: Path, plan: Plan, rlg: Rlg, centres: np.ndarray) -> None:
     """The locality graph over camera positions [V, 3] seen along their thinnest direction, coloured by
     group.
     """
+    from matplotlib import colormaps
     from matplotlib.collections import LineCollection
+    from matplotlib.colors import ListedColormap
 
     centred = centres - centres.mean(axis=0)
     axes = np.linalg.svd(centred, full_matrices=False)[2][:2]
@@ -58,9 +60,9 @@ def plot_graph(path: Path, plan: Plan, rlg: Rlg, centres: np.ndarray) -> None:
     lines = LineCollection(
         [place[[edges.row[i], edges.col[i]]] for i in upper],
         array=edges.data[upper],
-        cmap="Greys",
+        cmap=ListedColormap(colormaps["Greys"](np.linspace(0.25, 1, 256))),
         linewidths=0.4 + 2 * edges.data[upper],
-        clim=(-0.2, max(float(edges.data.max(initial=0)), 0.1)),
+        clim=(0, max(float(edges.data.max(initial=0)), 0.1)),
         zorder=1,
     )
     ax.add_collection(lines)
@@ -75,12 +77,12 @@ def plot_graph(path: Path, plan: Plan, rlg: Rlg, centres: np.ndarray) -> None:
             zorder=2,
             label=f"group {group}: {int(mine.sum())} views",
         )
-    figure.colorbar(lines, ax=ax, label="coupling w (Jaccard similarity of tracks)")
+    figure.colorbar(lines, ax=ax, shrink=0.7, label="coupling w (Jaccard similarity of tracks)")
     ax.set(
         xlabel="camera position, first principal axis (world units)",
         aspect="equal",
         ylabel="second principal axis (world units)",
-        title=f"Locality graph: {plan.stats.edges} edges, {len(upper)} strongest drawn",
+        title=f"Locality graph: {len(upper)} of {plan.stats.edges} edges drawn, the strongest",
     )
     ax.legend(loc="best", fontsize=8)
     _save(figure, path)
@@ -90,11 +92,15 @@ def plot_coupling(path: Path, plan: Plan, rlg: Rlg) -> None:
     """Largest coupling between the views at two places of the order: by name, and by the first epoch's
     plan.
     """
+    from matplotlib.patches import Rectangle
+
     first = plan.units[: plan.units_per_epoch]
-    _, fresh = np.unique(first.ravel(), return_index=True)
+    _, at_first = np.unique(first.ravel(), return_index=True)
+    fresh = np.sort(at_first)  # places of the views that are no repeats
+    ends = np.searchsorted(fresh, np.arange(len(first) + 1) * first.shape[1])
     orders = (
         ("views by name", np.arange(rlg.n_views)),
-        ("first epoch of the plan", first.ravel()[np.sort(fresh)]),
+        ("first epoch of the plan; outlined: each unit against the next", first.ravel()[fresh]),
     )
     figure, axes = _figure(13, 5.8, 2)
     edges = rlg.weights.tocoo()
@@ -114,10 +120,14 @@ def plot_coupling(path: Path, plan: Plan, rlg: Rlg) -> None:
             extent=(0, rlg.n_views, rlg.n_views, 0),
         )
         ax.set(title=title, xlabel="place of the view in the order", ylabel="place of the view in the order")
+    for start, middle, end in zip(ends, ends[1:], ends[2:], strict=False):
+        for corner, sides in (
+            ((middle, start), (end - middle, middle - start)),
+            ((start, middle), (middle - start, end - middle)),
+        ):
+            axes[1].add_patch(Rectangle(corner, *sides, fill=False, edgecolor="#1f77b4", linewidth=0.8))
     figure.colorbar(drawn, ax=list(axes), label="coupling w (Jaccard similarity of tracks)")
-    figure.suptitle(
-        f"Coupling matrix; a unit has {plan.options.batch} views, couplings beside the diagonal conflict"
-    )
+    figure.suptitle(f"Coupling matrix, {plan.options.batch} views per unit")
     _save(figure, path)
 
 

@@ -58,6 +58,16 @@ class Timeline:
     spans: tuple[Span, ...]
 
 
+@dataclass(frozen=True)
+class _Published:
+    """When the parts of a pending publication are readable (s), and the update still to be computed."""
+
+    geometry: float = 0.0  # rows that the next unit reads
+    colour: float = 0.0
+    rest: float = 0.0  # all rows
+    update: float = 0.0  # seconds on each rank for the rest
+
+
 @dataclass
 class _Lanes:
     """The clock while a timeline is made."""
@@ -74,6 +84,11 @@ class _Lanes:
             self.busy[rank] += seconds
         self.free[rank] = start + seconds
         return self.free[rank]
+
+    def wait(self, rank: int, until: float) -> float:
+        """When a rank that waits for a publication may go on; what it waits is exposed."""
+        self.exposed[rank] += max(until - self.free[rank], 0.0)
+        return max(float(self.free[rank]), until)
 
     def exchange(self, unit: int, phase: str, ready: float, seconds: float) -> float:
         start = max(ready, self.comm)
@@ -96,158 +111,131 @@ def simulate(
     tau: float = 0.2,
     structural: frozenset[int] = frozenset(),
 ) -> Timeline:
-    """Run ``units`` [n, B] once through. ``windows`` has the n − 1 or n transitions from each unit to the
-    next.
+    """Run ``units`` [n, B] once through. ``windows`` has the transition from each unit to the next.
 
-    ``path`` is "sync", "quality" or "throughput"; ``magnitude`` [V, n_rows] is gradient evidence per view,
-    without which no read is delayed; ``structural`` has the positions of units that a structural event
-    follows.
+    ``path`` is one of ``sched.hazards.PATHS``; ``magnitude`` [V, n_rows] is gradient evidence per view,
+    without which no read is delayed; ``structural`` has the positions of units that an event follows.
     """
-    lanes = _Lanes(np.zeros(cluster.ranks), busy=np.zeros(cluster.ranks), exposed=np.zeros(cluster.ranks))
-    view_rows = count_rows(scopes.read) * scopes.scale
+    run = _Run(scopes, profile, cluster, path, tau, magnitude, dds)
     decisions: list[Decision] = []
-    parts: tuple[float, float, float] = (
-        0.0,
-        0.0,
-        0.0,
-    )  # when B's geometry, B's colour and all of A are published
-    skipped = np.zeros_like(scopes.read[0])
+    pending = _Published()
     for position, unit in enumerate(units):
-        backward_end = _compute(lanes, position, unit, view_rows, profile, cluster, parts, path, dds)
-        last = position + 1 == len(units)
-        following = unit if last else units[position + 1]
-        decision, urgent, skipped = _admit(
-            unit,
-            following,
-            None if last else windows[position],
-            scopes,
-            path,
-            tau,
-            magnitude,
-            skipped,
-            last or position in structural,
-        )
-        if not last:
-            decisions.append(decision)
-        parts = _publish(lanes, position, unit, decision, urgent, backward_end, scopes, profile, cluster)
+        ready = run.compute(position, unit, pending)
+        if position + 1 == len(units):  # nothing follows that could read the rows early
+            run.publish(position, unit, Decision(Action.BARRIER, "end"), run.no_rows, ready)
+            break
+        decision, urgent = run.admit(unit, units[position + 1], windows[position], position in structural)
+        decisions.append(decision)
+        pending = run.publish(position, unit, decision, urgent, ready)
+    lanes = run.lanes
     seconds = max(float(lanes.free.max()), lanes.comm)
+    idle = 1 - lanes.busy / seconds
     return Timeline(
-        path,
-        seconds,
-        units.size / seconds,
-        lanes.exposed,
-        1 - lanes.busy / seconds,
-        tuple(decisions),
-        tuple(lanes.spans),
+        path, seconds, units.size / seconds, lanes.exposed, idle, tuple(decisions), tuple(lanes.spans)
     )
 
 
-def _compute(
-    lanes: _Lanes,
-    position: int,
-    unit: np.ndarray,
-    view_rows: np.ndarray,
-    profile: PhaseProfile,
-    cluster: Cluster,
-    parts: tuple[float, float, float],
-    path: str,
-    dds: bool,
-) -> float:
-    """Run the unit's views on the ranks; returns when the last rank ends backward."""
-    rows = view_rows[unit]
-    costs = np.array([profile.compute_seconds(1, r) for r in rows])
-    ranks = (
-        assign(costs, cluster.ranks, queued=lanes.free - lanes.free.min())
-        if dds
-        else assign_static(len(unit), cluster.ranks)
-    )
-    for rank in range(cluster.ranks):
-        mine = ranks == rank
-        views, touched = int(mine.sum()), float(rows[mine].sum())
-        if path != "sync" and views:
-            lanes.compute(rank, position, "scope", lanes.free[rank], profile.seconds("scope", views, touched))
-        for phase, gate in (("preprocess", parts[0]), ("render", parts[1]), ("backward", parts[1])):
-            start = max(lanes.free[rank], gate)
-            lanes.exposed[rank] += start - lanes.free[rank]
-            lanes.compute(
-                rank, position, phase, start, profile.seconds(phase, views, touched) if views else 0.0
-            )
-    late = np.maximum(parts[2] - lanes.free, 0.0)  # both slots of the ring are full until A is published
-    lanes.exposed += late
-    lanes.free += late
-    return float(lanes.free.max())
+class _Run:
+    """One simulated run: its inputs, its lanes and the rows that have skipped an update."""
 
+    def __init__(
+        self,
+        scopes: Scopes,
+        profile: PhaseProfile,
+        cluster: Cluster,
+        path: str,
+        tau: float,
+        magnitude: np.ndarray | None,
+        dds: bool,
+    ):
+        self.scopes, self.profile, self.cluster = scopes, profile, cluster
+        self.path, self.tau, self.magnitude, self.dds = path, tau, magnitude, dds
+        ranks = cluster.ranks
+        self.lanes = _Lanes(np.zeros(ranks), busy=np.zeros(ranks), exposed=np.zeros(ranks))
+        self.view_rows = count_rows(scopes.read) * scopes.scale
+        self.no_rows = np.zeros_like(scopes.read[0])
+        self.skipped = self.no_rows
 
-def _admit(
-    unit: np.ndarray,
-    following: np.ndarray,
-    window: Window | None,
-    scopes: Scopes,
-    path: str,
-    tau: float,
-    magnitude: np.ndarray | None,
-    skipped: np.ndarray,
-    barrier: bool,
-) -> tuple[Decision, np.ndarray, np.ndarray]:
-    """(decision, packed rows published before B, rows that have skipped one update after this window)."""
-    write_a, read_a = union(scopes.write[unit]), union(scopes.read[unit])
-    write_b, read_b = union(scopes.write[following]), union(scopes.read[following])
-    late = raw(write_a, read_b, write_b)
-    failing = None
-    if magnitude is not None and path == "throughput":
-        strength = magnitude[unit].sum(axis=0)
-        active, delayed = (unpack(rows, scopes.n_rows) for rows in (write_a, late))
-        failing = int(high_impact(delayed, active, strength, tau).sum())
-    counts = Hazards(
-        int(count(waw(write_a, write_b))),
-        int(count(late)),
-        int(count(war(read_a, write_a, write_b))),
-        int(count(read_b)),
-        failing,
-        int(count(late & skipped)),
-    )
-    blocking = window.reason if window is not None and window.blocking else None
-    decision = decide(counts, path=path, tau=tau, blocking=blocking, structural=barrier)
-    if decision.action is Action.DELAYED:
-        return decision, write_a & write_b, late
-    return decision, write_a & read_b, np.zeros_like(skipped)
+    def compute(self, position: int, unit: np.ndarray, pending: _Published) -> float:
+        """Run the unit's views on the ranks; returns when the last rank ends backward."""
+        lanes, profile = self.lanes, self.profile
+        rows = self.view_rows[unit]
+        costs = profile.compute_seconds(1, rows)
+        if self.dds:
+            ranks = assign(costs, self.cluster.ranks, queued=lanes.free - lanes.free.min())
+        else:
+            ranks = assign_static(len(unit), self.cluster.ranks)
+        gates = (("preprocess", pending.geometry), ("render", pending.colour), ("backward", pending.colour))
+        for rank in range(self.cluster.ranks):
+            mine = ranks == rank
+            views, touched = int(mine.sum()), float(rows[mine].sum())
+            if self.path != "sync" and views:
+                lanes.compute(
+                    rank, position, "scope", lanes.free[rank], profile.seconds("scope", views, touched)
+                )
+            for phase, gate in gates:
+                seconds = profile.seconds(phase, views, touched) if views else 0.0
+                lanes.compute(rank, position, phase, lanes.wait(rank, gate), seconds)
+            # both slots of the ring are taken until the unit before is published
+            lanes.compute(rank, position - 1, "update", lanes.wait(rank, pending.rest), pending.update)
+        return float(lanes.free.max())
 
+    def admit(
+        self, unit: np.ndarray, following: np.ndarray, window: Window, structural: bool
+    ) -> tuple[Decision, np.ndarray]:
+        """(decision, packed rows to be published before the following unit observes state)."""
+        scopes = self.scopes
+        write_a, read_a = union(scopes.write[unit]), union(scopes.read[unit])
+        write_b, read_b = union(scopes.write[following]), union(scopes.read[following])
+        late = raw(write_a, read_b, write_b)
+        hazards = Hazards(
+            int(count(waw(write_a, write_b))),
+            int(count(late)),
+            int(count(war(read_a, write_a, write_b))),
+            int(count(read_b)),
+            self._failing(unit, write_a, late),
+            int(count(late & self.skipped)),
+        )
+        blocking = window.reason if window.blocking else None
+        decision = decide(hazards, path=self.path, tau=self.tau, blocking=blocking, structural=structural)
+        if decision.action is Action.DELAYED:
+            self.skipped = late
+            return decision, waw(write_a, write_b)
+        self.skipped = self.no_rows
+        return decision, write_a & read_b if decision.action is Action.PARTIAL else self.no_rows
 
-def _publish(
-    lanes: _Lanes,
-    position: int,
-    unit: np.ndarray,
-    decision: Decision,
-    urgent: np.ndarray,
-    ready: float,
-    scopes: Scopes,
-    profile: PhaseProfile,
-    cluster: Cluster,
-) -> tuple[float, float, float]:
-    """Put the unit's publication on the lanes; returns when its three parts are readable."""
-    total = scopes.rows(union(scopes.write[unit]))
-    first = total if decision.action is Action.BARRIER else scopes.rows(urgent)
-    launch = profile.seconds("exchange", 0, 0)
+    def _failing(self, unit: np.ndarray, write_a: np.ndarray, late: np.ndarray) -> int | None:
+        if self.magnitude is None:
+            return None
+        active, delayed = (unpack(rows, self.scopes.n_rows) for rows in (write_a, late))
+        return int(high_impact(delayed, active, self.magnitude[unit].sum(axis=0), self.tau).sum())
 
-    def part(phase: str, rows: float, size: int) -> float:
-        sent = cluster.all_reduce_seconds(rows * size) + profile.seconds("exchange", 0, rows) - launch
-        return lanes.exchange(position, phase, ready, sent + (launch if rows else 0.0))
+    def publish(
+        self, position: int, unit: np.ndarray, decision: Decision, urgent: np.ndarray, ready: float
+    ) -> _Published:
+        """Put the unit's publication on the lanes; returns when its parts are readable."""
+        total = self.scopes.rows(union(self.scopes.write[unit]))
+        if decision.action is Action.BARRIER:
+            end = self._send(position, "exchange", total, self.profile.row_bytes, ready)
+            done = self._apply(position, end, total)
+            return _Published(done, done, done)
+        first = self.scopes.rows(urgent)
+        geometry = self._send(position, "urgent geometry", first, self.profile.geometry_bytes, ready)
+        colour = self._send(position, "urgent colour", first, self.profile.colour_bytes, geometry)
+        rest = self._send(position, "rest", total - first, self.profile.row_bytes, colour)
+        if first:
+            geometry = self._apply(position, geometry, first)
+        return _Published(geometry, colour, rest, self.profile.seconds("update", 0, total - first))
 
-    if decision.action is Action.BARRIER:
-        end = part("exchange", total, profile.row_bytes)
-        done = end + profile.seconds("update", 0, total)
-        _wait(lanes, position, end, profile.seconds("update", 0, total))
-        return done, done, done
-    geometry = part("urgent geometry", first, profile.geometry_bytes) if first else ready
-    colour = part("urgent colour", first, profile.colour_bytes) if first else ready
-    rest = part("rest", total - first, profile.row_bytes) if total > first else colour
-    if first:
-        _wait(lanes, position, geometry, profile.seconds("update", 0, first))
-    return geometry, colour, rest
+    def _send(self, position: int, phase: str, rows: float, size: int, ready: float) -> float:
+        if not rows:
+            return ready
+        seconds = self.cluster.all_reduce_seconds(rows * size) + self.profile.seconds("exchange", 0, rows)
+        return self.lanes.exchange(position, phase, ready, seconds)
 
-
-def _wait(lanes: _Lanes, position: int, until: float, update: float) -> None:
-    """Every rank waits for a publication on its compute lane and applies the update there."""
-    for rank in range(len(lanes.free)):
-        lanes.exposed[rank] += max(until - lanes.free[rank], 0.0)
-        lanes.compute(rank, position, "update", max(lanes.free[rank], until), update)
+    def _apply(self, position: int, published: float, rows: float) -> float:
+        """Every rank waits for a publication and applies the update; returns when the last has done so."""
+        seconds = self.profile.seconds("update", 0, rows)
+        for rank in range(self.cluster.ranks):
+            self.lanes.compute(rank, position, "update", self.lanes.wait(rank, published), seconds)
+        return float(self.lanes.free.max())

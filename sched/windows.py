@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sched.cluster import Cluster
 from sched.phases import Event, PhaseGraph, PhaseProfile
 from sched.rlg import Rlg
 from sched.rowsets import count, shared
@@ -82,6 +83,7 @@ def plan_windows(
     *,
     scopes: np.ndarray | None = None,
     n_points: int = 0,
+    cluster: Cluster | None = None,
 ) -> tuple[Window, ...]:
     """One window from each unit to the next, the last to the first, since longer runs repeat the plan.
 
@@ -99,6 +101,8 @@ def plan_windows(
     views = -(-units.shape[1] // rules.ranks)
     rows = touched * profile.rows
     publish = profile.seconds("exchange", 0, rows) + profile.seconds("update", 0, rows)
+    if cluster is not None:
+        publish = publish + np.array([cluster.all_reduce_seconds(size) for size in rows * profile.row_bytes])
     compute = profile.compute_seconds(views, np.roll(rows, -1))
     seconds = np.minimum(publish * (1 - np.nan_to_num(share)), compute)
     live = profile.live_bytes(2 * views, rows + np.roll(rows, -1))

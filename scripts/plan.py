@@ -72,10 +72,13 @@ def main(config: PlanConfig) -> None:
     start = time.perf_counter()
     known = survey(capture, options)
     graph_s = time.perf_counter() - start
-    plan = make_plan(capture, options, profile=profile, structural=_rules(config.structural), known=known)
+    cluster = Cluster(config.hosts, config.ranks // config.hosts, inter_bytes_per_s=config.gbps * 1e9 / 8)
+    plan = make_plan(
+        capture, options, profile=profile, structural=_rules(config.structural), cluster=cluster, known=known
+    )
     compile_s = time.perf_counter() - start - graph_s
     save_plan(plan, config.out)
-    timelines = _simulate(plan, known, profile, config)
+    timelines = _simulate(plan, known, profile, cluster)
     console = Console()
     console.print(_summary(plan, graph_s, compile_s))
     console.print(_windows(plan))
@@ -117,11 +120,10 @@ def _rules(texts: tuple[str, ...]) -> tuple[StructuralRule, ...]:
     return tuple(rules)
 
 
-def _simulate(plan: Plan, known: Survey, profile: PhaseProfile, config: PlanConfig) -> list[Timeline]:
+def _simulate(plan: Plan, known: Survey, profile: PhaseProfile, cluster: Cluster) -> list[Timeline]:
     if known.scopes is None:
         return []
     scopes = Scopes(known.scopes, known.scopes, known.n_sampled, profile.rows / known.n_sampled)
-    cluster = Cluster(config.hosts, config.ranks // config.hosts, inter_bytes_per_s=config.gbps * 1e9 / 8)
     dds = not plan.options.leaves_out("dds")
     return [
         simulate(plan.units, plan.windows, scopes, profile, cluster, path=path, dds=dds)

@@ -41,14 +41,13 @@ def main(argv: list[str]) -> int:
         print(json.dumps(_measure(config)))
         return 0
     rows = [_in_process(config, images) for images in config.images]
-    print(
-        f"{'images':>8} {'obs/image':>10} {'seconds':>9} {'graph':>8} {'schedule':>9} {'peak MB':>8} {'paper s':>8}"
-    )
+    heads = ("images", "obs", "seconds", "graph", "schedule", "peak MB", "paper s")
+    print("".join(f"{head:>10}" for head in heads))
     for row in rows:
         paper = f"{PAPER[row['images']]:.3f}" if row["images"] in PAPER else "–"
         print(
-            f"{row['images']:>8} {row['observations']:>10} {row['seconds']:>9.4f} {row['graph_s']:>8.4f} "
-            f"{row['schedule_s']:>9.4f} {row['peak_rss_mb']:>8.0f} {paper:>8}"
+            f"{row['images']:>10}{row['observations']:>10}{row['seconds']:>10.4f}{row['graph_s']:>10.4f}"
+            f"{row['schedule_s']:>10.4f}{row['peak_rss_mb']:>10.0f}{paper:>10}"
         )
     result: dict = {"rows": rows}
     if len(rows) > 1:
