@@ -70,8 +70,8 @@ def undistort(pixels: np.ndarray, distortion: Distortion) -> np.ndarray:
     pycolmap = _pycolmap()
     bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(pixels))
     options = pycolmap.UndistortCameraOptions()
-    straight, _ = pycolmap.undistort_image(options, bitmap, _camera(distortion))
-    return straight.to_array().reshape(straight.height, straight.width, *pixels.shape[2:])
+    straight, camera = pycolmap.undistort_image(options, bitmap, _camera(distortion))
+    return straight.to_array().reshape(camera.height, camera.width, *pixels.shape[2:])
 
 
 def _pycolmap() -> Any:
@@ -143,5 +143,7 @@ def _tracks(reconstruction: Any, ids: list[int], folder: Path
     seen = [(row_of.get(element.image_id, -1), row)
             for row, (_, point) in enumerate(entries) for element in point.track.elements]
     pairs = np.asarray(seen, np.int64).reshape(-1, 2)
-    pairs = pairs[pairs[:, 0] >= 0]
+    if len(pairs) and pairs[:, 0].min() < 0:
+        raise UserError(f"COLMAP model {folder} cannot be read (a point's track names a photo that the "
+                        "model has no pose of); export the model again")
     return points, colours, pairs[:, 0], pairs[:, 1]
