@@ -122,16 +122,19 @@ def _sweep(place: np.ndarray, labels: np.ndarray, n_groups: int, rng: np.random.
 
 
 class _Filler:
-    """Fills units from what is left of each group; plain lists and dicts, linear in the edges of the
-    graph.
+    """Fills units from what is left of each group; plain lists and dicts, linear in the edges of the graph.
 
-    Edges within groups pull views into a unit, edges between groups (or all, after a unit of the same group)
-    push them away; each kind is a CSR of its own in plain lists.
+    Edges of a view within its group heavier than its mean edge pull views into its unit; edges to the
+    unit before push views away.
     """
 
     def __init__(self, rlg: Rlg, labels: np.ndarray, batch: int, cohesion: float):
-        inside = labels[rlg.weights.indices] == np.repeat(labels, np.diff(rlg.weights.indptr))
-        self.inside = _edges(rlg, inside)
+        weights = rlg.weights
+        degree = np.diff(weights.indptr)
+        inside = labels[weights.indices] == np.repeat(labels, degree)
+        mean = np.asarray(weights.sum(axis=1)).ravel() / np.maximum(degree, 1)
+        self.weights = weights
+        self.bonds = _edges(rlg, inside & (weights.data >= np.repeat(mean, degree)))
         self.across = _edges(rlg, ~inside)
         self.labels = labels.tolist()
         self.batch, self.cohesion = batch, cohesion
@@ -168,10 +171,15 @@ class _Filler:
     def _conflict(self, previous: list[int], group: int) -> dict[int, float]:
         """s(v | previous) of Eq. 2 for every v of ``group`` that has an edge to ``previous``."""
         score: dict[int, float] = {}
+        ptr, cols, weights = self.across
         for view in previous:
-            ptr, col, weight = self.inside if self.labels[view] == group else self.across
-            for at in range(ptr[view], ptr[view + 1]):
-                score[col[at]] = score.get(col[at], 0.0) + weight[at]
+            low, high = ptr[view], ptr[view + 1]
+            col, weight = cols[low:high], weights[low:high]
+            if self.labels[view] == group:
+                low, high = self.weights.indptr[view], self.weights.indptr[view + 1]
+                col, weight = self.weights.indices[low:high].tolist(), self.weights.data[low:high].tolist()
+            for other, w in zip(col, weight, strict=True):
+                score[other] = score.get(other, 0.0) + w
         return score
 
     def _grow(self, unit: list[int], conflict: dict[int, float], group: int) -> None:
@@ -200,7 +208,7 @@ class _Filler:
                 self._pull(best, bond)
 
     def _pull(self, view: int, bond: dict[int, float]) -> None:
-        ptr, col, weight = self.inside
+        ptr, col, weight = self.bonds
         free, held, low, high = self.free, bond.get, ptr[view], ptr[view + 1]
         for other, w in zip(col[low:high], weight[low:high], strict=True):
             if free[other]:
