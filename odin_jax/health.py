@@ -16,9 +16,8 @@ class Diverged(UserError):
     """A number of the run is no longer finite."""
 
 
-@jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """[] bool: every floating-point number of the pytree is finite."""
+    """[] bool: every floating-point number of the pytree is finite; to be jitted with what made it."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from splat.errors import UserError
-from splat.pipelines.gs3d import Gs3dConfig
+from splat.pipelines.gs3d_config import Gs3dConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TrainConfig:
     background: Literal["black", "white", "random"] = "black"  # colour behind the scene while training
     checkpoint_every: int = 1000  # steps between checkpoints
     keep_checkpoints: int = 3  # newest checkpoints kept
-    log_every: int = 100  # steps between TensorBoard scalars and checks of every parameter
+    log_every: int = 100  # steps between TensorBoard scalars
     image_every: int = 1000  # steps between TensorBoard images; 0: none
     photo_cache_mb: int = 1024  # host memory for decoded photos, MB
     tensorboard: bool = True  # write DIR/tensorboard

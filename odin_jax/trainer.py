@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Trainer:
         self.position = position
         self._config, self._scene, self._pipeline = config, scene, pipeline
         self._checkpoints, self._saved_step = checkpoints, saved_step
-        self._loss_and_grad = jax.jit(pipeline.loss_and_grad, static_argnums=3)
+        self._gradient = jax.jit(partial(_gradient, pipeline), static_argnums=3)
         self._update = jax.jit(pipeline.update, donate_argnums=0)
         self._gaussians = self._count()
 
@@ -110,8 +111,6 @@ class Trainer:
                 launched = self._launch(step, current)
                 views = feed.unit(step + 1) if step < last else ()
                 after_step(self._finish(step, current, launched), at.state)
-                if step % self._config.log_every == 0:
-                    self._check_state()
                 if step % self._config.checkpoint_every == 0:
                     self.save()
         if at.step != self._saved_step:
@@ -119,21 +118,15 @@ class Trainer:
 
     def save(self) -> None:
         """Start to write a checkpoint of the position, after a look at every number of it."""
-        self._check_state()
-        self._checkpoints.save(self.position.step, self.position.state, self.position.meta())
-        self._saved_step = self.position.step
+        at = self.position
+        if health.first_bad(at.state):
+            raise health.diverged("state", at.state, at.step, math.nan, self._saved_step)
+        self._checkpoints.save(at.step, at.state, at.meta())
+        self._saved_step = at.step
 
     def _launch(self, step: int, views: tuple[View, ...]) -> _Launched:
         room = self.position.rooms.rooms.get(_size(views)) or self._first_room(views)
-        grads, evidence = self._loss_and_grad(self.position.state, views, jnp.int32(step), room)
-        scalars = {
-            "loss": evidence.loss,
-            "mse": evidence.mse,
-            "pairs": evidence.pairs,
-            "overflow": evidence.overflow,
-            "finite": health.all_finite(grads),
-        }
-        return _Launched(grads, evidence, scalars)
+        return self._gradient(self.position.state, views, jnp.int32(step), room)
 
     def _finish(self, step: int, views: tuple[View, ...], launched: _Launched) -> StepNumbers:
         at = self.position
@@ -179,14 +172,18 @@ class Trainer:
         self.position.rooms.open(size, max(int(count) for count in counts))
         return self.position.rooms.rooms[size]
 
-    def _check_state(self) -> None:
-        if not health.all_finite(self.position.state):
-            raise health.diverged(
-                "state", self.position.state, self.position.step, math.nan, self._saved_step
-            )
-
     def _count(self) -> int:
         return int(np.count_nonzero(np.asarray(self.position.state.alive)))
+
+
+def _gradient(
+    pipeline: Pipeline, state: Any, views: tuple[View, ...], step: jax.Array, room: int
+) -> _Launched:
+    """One program for the gradient and what the host has to know of it."""
+    grads, evidence = pipeline.loss_and_grad(state, views, step, room)
+    scalars = {name: getattr(evidence, name) for name in ("loss", "mse", "pairs", "overflow")}
+    scalars["finite"] = health.all_finite(grads)
+    return _Launched(grads, evidence, scalars)
 
 
 def exported(state: Any) -> Gaussians:
