@@ -1,10 +1,12 @@
 """Perspective projection of 3D Gaussians to 2D footprints (spec §1.1; EWA splatting).
 
-Everything is written per component over [N] vectors: XLA fuses that into a few passes, while batched 3×3 products
-become slow library calls on CPU.
+Everything is written per component over [N] vectors, which XLA fuses into a few vectorised passes.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,79 +14,98 @@ from flax import struct
 
 from splat import quat, sh
 from splat.cameras import Camera
+from splat.columns import columns, from_columns
 from splat.gaussians import Gaussians
 from splat.options import RenderOptions
 
 MIN_ALPHA = 1.0 / 255.0  # a response below this is not blended; also what bounds a footprint (spec §1.3)
 CLAMP_MARGIN = 0.3  # the Jacobian's x/z is clamped this many tan(fov/2) beyond the image (spec §1.1 step 3)
 COMPENSATION_FLOOR = 2.5e-5  # smallest det ratio of the antialiasing compensation (spec §1.1 step 5)
+LOG2_E = math.log2(math.e)
 
 
 @struct.dataclass
 class Projected:
-    """Footprints of N rows in one view."""
+    """Footprints of N rows in one view. ``geometry`` and ``features`` are zero in rows that are not valid."""
 
-    means: jax.Array  # [N, 2] centre in pixels
-    covariances: jax.Array  # [N, 3] xx, xy, yy of the blurred 2D covariance, pixels²
-    conics: jax.Array  # [N, 3] xx, xy, yy of its inverse, 1/pixels²
-    opacities: jax.Array  # [N] after compensation
-    depths: jax.Array  # [N] camera z, world units
-    colours: jax.Array  # [N, 3] seen from the camera, ≥ 0
+    geometry: jax.Array  # [N, 6] centre x, y (pixels), conic xx, xy, yy (1/pixels²), log2 opacity
+    features: jax.Array  # [N, 4] colour seen from the camera (≥ 0), camera z (world units)
+    covariance: tuple[jax.Array, jax.Array, jax.Array]  # xx, xy, yy [N] of the blurred 2D covariance, pixels²
+    opacity: jax.Array  # [N] after compensation
     valid: jax.Array  # [N] bool: alive, in front, finite, not degenerate and opaque enough to reach 1/255
+
+
+class _Eye(NamedTuple):
+    """Positions [N] in camera axes; z is 1 where a row is not in front."""
+
+    x: jax.Array
+    y: jax.Array
+    z: jax.Array
 
 
 def project(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None, sh_degree: int | jax.Array,
             probe: jax.Array | None, options: RenderOptions) -> Projected:
     """Project all rows (spec §1.1). ``probe`` [N, 2] is added to the centres in NDC units (spec §1.4)."""
-    x, y, z = _to_camera(gaussians.means, camera)
+    position = columns(gaussians.means)
+    x, y, z = _to_camera(position, camera)
     in_front = z > options.near
-    depth = jnp.where(in_front, z, 1.0)
-    means = _pixel_centres(x, y, depth, camera, probe)
-    raw = _covariance(gaussians, x, y, depth, camera)
-    xx, xy, yy = raw[0] + options.low_pass, raw[1], raw[2] + options.low_pass
+    eye = _Eye(x, y, jnp.where(in_front, z, 1.0))
+    mean_x, mean_y = _pixel_centres(eye, camera, probe)
+    raw_xx, xy, raw_yy = _covariance(gaussians, eye, camera)
+    xx, yy = raw_xx + options.low_pass, raw_yy + options.low_pass
     det = xx * yy - xy * xy
-    opacities = gaussians.opacities
+    opacity = gaussians.opacities
     if options.antialias:
-        ratio = (raw[0] * raw[2] - raw[1] * raw[1]) / det
-        opacities = opacities * jnp.sqrt(jnp.maximum(ratio, COMPENSATION_FLOOR))
-    shown = sh.colours(gaussians.sh_dc, gaussians.sh_rest, gaussians.means - camera.centre, sh_degree)
-    finite = jnp.isfinite(xx + yy + det) & jnp.isfinite(means[:, 0] + means[:, 1])
-    valid = in_front & finite & (det > 0) & (opacities >= MIN_ALPHA)
+        ratio = (raw_xx * raw_yy - xy * xy) / det
+        opacity = opacity * jnp.sqrt(jnp.maximum(ratio, COMPENSATION_FLOOR))
+    valid = in_front & jnp.isfinite(det + mean_x + mean_y) & (det > 0) & (opacity >= MIN_ALPHA)
     if alive is not None:
         valid = valid & alive
     safe_det = jnp.where(valid, det, 1.0)
-    conics = jnp.stack([yy / safe_det, -xy / safe_det, xx / safe_det], -1)
-    return Projected(means, jnp.stack([xx, xy, yy], -1), conics, opacities, depth, shown, valid)
+    log2_opacity = jnp.log(jnp.where(valid, opacity, 1.0)) * LOG2_E
+    geometry = (mean_x, mean_y, yy / safe_det, -xy / safe_det, xx / safe_det, log2_opacity)
+    centre = camera.centre
+    shown = sh.colours(gaussians.sh_dc, gaussians.sh_rest,
+                       (position[0] - centre[0], position[1] - centre[1], position[2] - centre[2]), sh_degree)
+    return Projected(from_columns(_kept(valid, geometry)), from_columns(_kept(valid, (*columns(shown), eye.z))),
+                     (xx, xy, yy), opacity, valid)
 
 
-def _to_camera(means: jax.Array, camera: Camera) -> tuple[jax.Array, jax.Array, jax.Array]:
-    v = camera.view
-    px, py, pz = means[:, 0], means[:, 1], means[:, 2]
-    x, y, z = (v[i, 0] * px + v[i, 1] * py + v[i, 2] * pz + v[i, 3] for i in range(3))
-    return x, y, z
+def _kept(valid: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(jnp.where(valid, part, 0) for part in parts)
 
 
-def _pixel_centres(x: jax.Array, y: jax.Array, z: jax.Array, camera: Camera, probe: jax.Array | None) -> jax.Array:
+def _to_camera(position: tuple[jax.Array, ...], camera: Camera) -> _Eye:
+    v, (px, py, pz) = camera.view, position
+    return _Eye(*(v[i, 0] * px + v[i, 1] * py + v[i, 2] * pz + v[i, 3] for i in range(3)))
+
+
+def _pixel_centres(eye: _Eye, camera: Camera, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     fx, fy, cx, cy = camera.intrinsics
-    means = jnp.stack([fx * x / z + cx, fy * y / z + cy], -1)
+    mean_x, mean_y = fx * eye.x / eye.z + cx, fy * eye.y / eye.z + cy
     if probe is None:
-        return means
-    return means + probe * jnp.asarray([camera.width / 2, camera.height / 2], means.dtype)
+        return mean_x, mean_y
+    probe_x, probe_y = columns(probe)
+    return mean_x + probe_x * (camera.width / 2), mean_y + probe_y * (camera.height / 2)
 
 
-def _covariance(gaussians: Gaussians, x: jax.Array, y: jax.Array, z: jax.Array,
-                camera: Camera) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """xx, xy, yy of J W Σ Wᵀ Jᵀ as the Gram matrix of the two rows of J W R diag(s)."""
+def _covariance(gaussians: Gaussians, eye: _Eye, camera: Camera) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """xx, xy, yy [N] of J W Σ Wᵀ Jᵀ as the Gram matrix of the two rows of J W R diag(s)."""
     fx, fy, cx, cy = camera.intrinsics
     margin_x, margin_y = CLAMP_MARGIN * camera.width / (2 * fx), CLAMP_MARGIN * camera.height / (2 * fy)
-    slope_x = jnp.clip(x / z, -cx / fx - margin_x, (camera.width - cx) / fx + margin_x)
-    slope_y = jnp.clip(y / z, -cy / fy - margin_y, (camera.height - cy) / fy + margin_y)
-    rot, v, s = quat.rotation(gaussians.quats), camera.view, gaussians.scales
-    rows = ([], [])
-    for axis in range(3):
-        turned = [sum(v[i, j] * rot[:, j, axis] for j in range(3)) for i in range(3)]
-        rows[0].append((fx / z) * (turned[0] - slope_x * turned[2]) * s[:, axis])
-        rows[1].append((fy / z) * (turned[1] - slope_y * turned[2]) * s[:, axis])
-    xx, xy, yy = (sum(a * b for a, b in zip(p, q, strict=True))
-                  for p, q in ((rows[0], rows[0]), (rows[0], rows[1]), (rows[1], rows[1])))
-    return xx, xy, yy  # pyright: ignore[reportReturnType]
+    slope_x = jnp.clip(eye.x / eye.z, -cx / fx - margin_x, (camera.width - cx) / fx + margin_x)
+    slope_y = jnp.clip(eye.y / eye.z, -cy / fy - margin_y, (camera.height - cy) / fy + margin_y)
+    v, scale_x, scale_y = camera.view, fx / eye.z, fy / eye.z
+    to_x = [(v[0, j] - slope_x * v[2, j]) * scale_x for j in range(3)]
+    to_y = [(v[1, j] - slope_y * v[2, j]) * scale_y for j in range(3)]
+    rot = quat.rotation(*columns(gaussians.quats))
+    # Without this XLA:CPU evaluates the rotation and the Jacobian again for each of the many entries that use them.
+    rot, to_x, to_y = jax.lax.optimization_barrier((rot, to_x, to_y))
+    sides = [jnp.exp(s) for s in columns(gaussians.log_scales)]
+    along_x = [sum(to_x[j] * rot[j][i] for j in range(3)) * sides[i] for i in range(3)]
+    along_y = [sum(to_y[j] * rot[j][i] for j in range(3)) * sides[i] for i in range(3)]
+    return _dot(along_x, along_x), _dot(along_x, along_y), _dot(along_y, along_y)
+
+
+def _dot(p: list[jax.Array], q: list[jax.Array]) -> jax.Array:
+    return p[0] * q[0] + p[1] * q[1] + p[2] * q[2]

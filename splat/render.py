@@ -12,8 +12,8 @@ from splat import tiles
 from splat.cameras import Camera
 from splat.gaussians import Gaussians
 from splat.options import RenderOptions
-from splat.projection import Projected, project
-from splat.raster.blend import LOG2_E, blend
+from splat.projection import project
+from splat.raster.blend import blend
 
 PAIRS_PER_ROW = 16  # room for tile-row pairs per primitive where they cannot be counted beforehand
 
@@ -48,22 +48,13 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
         options = dataclasses.replace(options, pair_capacity=_capacity(gaussians, camera, alive, options))
     proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
     lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1)
-    out = blend(_geometry(proj), _features(proj), lists, camera.width, camera.height)
+    out = blend(proj.geometry, proj.features, lists, camera.width, camera.height)
     out = jnp.where(lists.overflow, jnp.nan, out)
     image, depth, alpha = out[..., :3], out[..., 3], out[..., 4]
     if background is not None:
         image = image + (1 - alpha)[..., None] * background
     visible = tiles.touched(proj, camera.width, camera.height)
     return RenderOutput(image, alpha, depth, visible, lists.pairs, lists.overflow)
-
-
-def _geometry(proj: Projected) -> jax.Array:
-    log2_opacity = jnp.log(jnp.where(proj.valid, proj.opacities, 1.0)) * LOG2_E
-    return jnp.where(proj.valid[:, None], jnp.concatenate([proj.means, proj.conics, log2_opacity[:, None]], -1), 0)
-
-
-def _features(proj: Projected) -> jax.Array:
-    return jnp.where(proj.valid[:, None], jnp.concatenate([proj.colours, proj.depths[:, None]], -1), 0)
 
 
 def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,

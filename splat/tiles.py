@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from splat.columns import columns, stack
 from splat.projection import MIN_ALPHA, Projected
 
 TILE = 16  # side of a tile in pixels; a wider one wastes responses, a smaller one multiplies list entries
@@ -55,10 +56,10 @@ def grid_of(width: int, height: int) -> Grid:
 
 def footprint(proj: Projected) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(level, half width, half height) of {response ≥ 1/255}: dᵀ·conic·d ≤ level; [N] each, pixels; level ≤ 0: empty."""
-    level = 2.0 * jnp.log(jnp.maximum(proj.opacities, 1e-30) / MIN_ALPHA)
+    level = 2.0 * jnp.log(jnp.maximum(proj.opacity, 1e-30) / MIN_ALPHA)
     reach = jnp.maximum(level, 0.0)
-    half_x = jnp.sqrt(reach * proj.covariances[:, 0]) + SLACK
-    half_y = jnp.sqrt(reach * proj.covariances[:, 2]) + SLACK
+    half_x = jnp.sqrt(reach * proj.covariance[0]) + SLACK
+    half_y = jnp.sqrt(reach * proj.covariance[2]) + SLACK
     return level, half_x, half_y
 
 
@@ -66,7 +67,7 @@ def touched(proj: Projected, width: int, height: int) -> jax.Array:
     """[N] bool: the footprint's box contains a pixel centre of the image (exact test of design §6)."""
     _, half_x, half_y = footprint(proj)
     inside = proj.valid
-    for centre, half, size in ((proj.means[:, 0], half_x, width), (proj.means[:, 1], half_y, height)):
+    for centre, half, size in ((proj.geometry[:, 0], half_x, width), (proj.geometry[:, 1], half_y, height)):
         inside &= _last(centre + half, size) >= _first(centre - half, size)
     return inside
 
@@ -83,8 +84,8 @@ def _last(edge: jax.Array, size: int) -> jax.Array:
 
 def _tile_rows(proj: Projected, shown: jax.Array, height: int) -> _Strips:
     _, _, half_y = footprint(proj)
-    first = _first(proj.means[:, 1] - half_y, height) // TILE
-    last = _last(proj.means[:, 1] + half_y, height) // TILE
+    first = _first(proj.geometry[:, 1] - half_y, height) // TILE
+    last = _last(proj.geometry[:, 1] + half_y, height) // TILE
     return _Strips(first, jnp.where(shown, last - first + 1, 0))
 
 
@@ -122,11 +123,11 @@ def _owners(counts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax
 
 def build(proj: Projected, width: int, height: int, capacity: int) -> TileLists:
     """Bin footprints into tiles, each list ordered by float32 depth with ties in row order (spec §1.2)."""
-    grid, n = grid_of(width, height), proj.depths.shape[0]
+    grid, n = grid_of(width, height), proj.valid.shape[0]
     shown = touched(proj, width, height)
-    order = _by_depth(proj.depths, shown)
+    order = _by_depth(proj.features[:, -1], shown)
     level, _, _ = footprint(proj)
-    table = jnp.concatenate([proj.means, proj.covariances, jnp.maximum(level, 0.0)[:, None]], -1)[order]
+    table = stack((*columns(proj.geometry)[:2], *proj.covariance, jnp.maximum(level, 0.0)))[order]
     strips = jax.tree.map(lambda x: x[order], _tile_rows(proj, shown, height))
     rank, place, n_strips = _owners(strips.count, capacity)
     tile_row = strips.first[rank] + place
@@ -146,7 +147,7 @@ def count(proj: Projected, width: int, height: int) -> tuple[jax.Array, jax.Arra
     """([N] bool rows touched, [] int32 slots that :func:`build` needs), without any static capacity."""
     shown = touched(proj, width, height)
     level, _, _ = footprint(proj)
-    table = jnp.concatenate([proj.means, proj.covariances, jnp.maximum(level, 0.0)[:, None]], -1)
+    table = stack((*columns(proj.geometry)[:2], *proj.covariance, jnp.maximum(level, 0.0)))
     strips = _tile_rows(proj, shown, height)
 
     def add(place: jax.Array, total: jax.Array) -> jax.Array:
@@ -159,15 +160,31 @@ def count(proj: Projected, width: int, height: int) -> tuple[jax.Array, jax.Arra
 
 def _by_depth(depths: jax.Array, shown: jax.Array) -> jax.Array:
     """[N] row indices, nearest first, rows that are not shown last; positive float32 bits sort as integers."""
-    bits = jax.lax.bitcast_convert_type(depths.astype(jnp.float32), jnp.int32)
-    keys = jnp.where(shown, bits, jnp.int32(2**31 - 1))
-    return jax.lax.sort((keys, jnp.arange(depths.shape[0], dtype=jnp.int32)), num_keys=2)[1]
+    bits = jax.lax.bitcast_convert_type(depths.astype(jnp.float32), jnp.uint32)
+    return _stable_order(jnp.where(shown, bits, jnp.uint32(2**31 - 1)), key_bits=31)
+
+
+def _stable_order(keys: jax.Array, key_bits: int) -> jax.Array:
+    """[N] indices that sort ``keys`` [N] uint32 (< 2**key_bits), ties in index order.
+
+    Radix passes over as many key bits as fit beside the index in 32 bits: XLA:CPU sorts one integer operand six
+    times faster than a key with its value.
+    """
+    n = keys.shape[0]
+    index_bits = max((n - 1).bit_length(), 1)
+    digit_bits = 32 - index_bits
+    order = place = jnp.arange(n, dtype=jnp.uint32)
+    for shift in range(0, key_bits, digit_bits):
+        digit = (keys[order] >> shift) & jnp.uint32(2**digit_bits - 1)
+        packed = jax.lax.sort((digit << index_bits) | place)
+        order = order[packed & jnp.uint32(2**index_bits - 1)]
+    return order.astype(jnp.int32)
 
 
 def _sort(tile: jax.Array, rank: jax.Array, n: int, n_tiles: int) -> tuple[jax.Array, jax.Array]:
-    """Sort pairs by (tile, depth rank); one 32-bit key where both fit, which sorts several times faster."""
+    """Sort pairs, which come in rank order, by (tile, rank); in one pass where both fit 32 bits."""
     if (n_tiles + 1) * n < 2**32:
         key = jax.lax.sort(tile.astype(jnp.uint32) * jnp.uint32(n) + rank.astype(jnp.uint32))
         return (key // jnp.uint32(n)).astype(jnp.int32), (key % jnp.uint32(n)).astype(jnp.int32)
-    sorted_tile, sorted_rank = jax.lax.sort((tile, rank), num_keys=2)
-    return sorted_tile, sorted_rank
+    order = _stable_order(tile.astype(jnp.uint32), key_bits=n_tiles.bit_length())
+    return tile[order], rank[order]

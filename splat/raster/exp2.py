@@ -21,5 +21,5 @@ def exp2(x: jax.Array) -> jax.Array:
     value = jnp.full_like(part, _COEFFICIENTS[0])
     for coefficient in _COEFFICIENTS[1:]:
         value = value * part + coefficient
-    bits = jax.lax.bitcast_convert_type(value, jnp.int32) + (whole.astype(jnp.int32) << 23)
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    exponent = whole.astype(jnp.int32) << 23
+    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(value, jnp.int32) + exponent, jnp.float32)
