@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from splat.gaussians import Gaussians
-from splat.quat import rotation
 
 ROW_MULTIPLE = 256  # capacities are multiples of this
 
@@ -39,6 +38,7 @@ class DensityRules:
 
 SPLIT_SHRINK = 1.6  # a child's scales are its parent's divided by this
 CHILDREN = 2  # of a split
+SPLIT_NOISE = 1  # the purpose that sets the keys of this noise apart from others of the same seed
 
 
 @struct.dataclass
@@ -85,9 +85,7 @@ def widen(gaussians: Gaussians, capacity: int) -> Gaussians:
 
 def pad_rows(tree: Any, capacity: int) -> Any:
     """A pytree of row arrays [N, ...] lengthened to ``capacity`` with zeros (False)."""
-    return jax.tree.map(
-        lambda rows: jnp.pad(rows, [(0, capacity - rows.shape[0])] + [(0, 0)] * (rows.ndim - 1)), tree
-    )
+    return jax.tree.map(lambda rows: jnp.pad(rows, [(0, capacity - rows.shape[0])] + [(0, 0)] * (rows.ndim - 1)), tree)
 
 
 @partial(jax.jit, static_argnames="rules")
@@ -138,9 +136,7 @@ def grow(
     log_scales = jnp.where(
         split, gaussians.log_scales - jnp.log(jnp.asarray(SPLIT_SHRINK, offsets.dtype)), gaussians.log_scales
     )
-    first, second = (
-        jnp.where(split, gaussians.means + offsets[:, i], gaussians.means) for i in range(CHILDREN)
-    )
+    first, second = (jnp.where(split, gaussians.means + offsets[:, i], gaussians.means) for i in range(CHILDREN))
     parents = replace(gaussians, means=first, log_scales=log_scales)
     others = replace(gaussians, means=second, log_scales=log_scales)
     kept = alive & ~choice.prune
@@ -155,9 +151,7 @@ def grow(
 
 def forget(tree: Any, rows: jax.Array) -> Any:
     """A pytree of row arrays with the marked ``rows`` [N] set to zero."""
-    return jax.tree.map(
-        lambda array: jnp.where(rows.reshape(rows.shape + (1,) * (array.ndim - 1)), 0, array), tree
-    )
+    return jax.tree.map(lambda array: jnp.where(rows.reshape(rows.shape + (1,) * (array.ndim - 1)), 0, array), tree)
 
 
 def reset_opacity(gaussians: Gaussians, most: float) -> Gaussians:
@@ -170,7 +164,15 @@ def _offsets(gaussians: Gaussians, key: jax.Array) -> jax.Array:
     """[N, 2, 3] where the children of each row would lie relative to it, world units."""
     keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(gaussians.count))
     noise = jax.vmap(lambda k: jax.random.normal(k, (CHILDREN, 3), gaussians.means.dtype))(keys)
-    return jnp.einsum("nij,ncj->nci", rotation(gaussians.quats), noise * gaussians.scales[:, None])
+    quats = gaussians.quats / jnp.linalg.norm(gaussians.quats, axis=-1, keepdims=True)
+    return _turned(quats[:, None], noise * gaussians.scales[:, None])
+
+
+def _turned(quats: jax.Array, vectors: jax.Array) -> jax.Array:
+    """Vectors [..., 3] rotated by unit quaternions [..., 4]: v + 2 w u×v + 2 u×(u×v) with u = (x, y, z)."""
+    scalar, axis = quats[..., :1], jnp.broadcast_to(quats[..., 1:], vectors.shape)
+    across = jnp.cross(axis, vectors)
+    return vectors + 2 * (scalar * across + jnp.cross(axis, across))
 
 
 def _largest(rows: jax.Array, values: jax.Array, most: jax.Array) -> jax.Array:

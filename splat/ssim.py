@@ -19,6 +19,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ def ssim(image: jax.Array, target: jax.Array, weights: jax.Array | None = None) 
     differentiable.
     """
     height, width, channels = image.shape
-    rows = (height, width * channels)
+    shape = (height, width * channels)
     if weights is None:
         per_value = jnp.ones((height, 1), image.dtype)
         total = jnp.asarray(image.size, image.dtype)
@@ -58,52 +59,55 @@ def ssim(image: jax.Array, target: jax.Array, weights: jax.Array | None = None) 
         per_value = jnp.repeat(weights.astype(image.dtype), channels, axis=1)
         total = jnp.maximum(jnp.sum(per_value), jnp.finfo(image.dtype).tiny)
     target = target.astype(image.dtype)
-    weighted: jax.Array = _weighted_sum(channels, image.reshape(rows), target.reshape(rows), per_value)  # type: ignore[assignment]
+    layout = Layout(channels, _strip_rows(height, image.size))
+    weighted: Any = _weighted_sum(layout, image.reshape(shape), target.reshape(shape), per_value)
     return weighted / total
+
+
+class Layout(NamedTuple):
+    """How an image lies in memory and how it is cut."""
+
+    channels: int
+    strip_rows: int  # rows that are worked on together
+
+
+def _strip_rows(height: int, values: int) -> int:
+    cut = jax.default_backend() == "cpu" and values > _WHOLE_VALUES
+    return min(_STRIP_ROWS, height) if cut else height
 
 
 def ssim_slow(image: jax.Array, target: jax.Array, weights: jax.Array | None = None) -> jax.Array:
     """What ``ssim`` computes, written as the definition: moments under an explicit 2-D window, plain
     autodiff.
     """
-    taps = jnp.asarray(np.outer(window(), window()), image.dtype)
+    taps = jnp.asarray(np.outer(window(), window()), image.dtype)[None, None]
 
     def moment(map_: jax.Array) -> jax.Array:
-        padded = jnp.pad(map_, ((RADIUS, RADIUS), (RADIUS, RADIUS), (0, 0)))
-        height, width, _ = map_.shape
-        return reduce(
-            operator.add,
-            (
-                taps[i, j] * padded[i : i + height, j : j + width]
-                for i in range(2 * RADIUS + 1)
-                for j in range(2 * RADIUS + 1)
-            ),
-        )
+        channels_first = jnp.moveaxis(map_, -1, 0)[:, None]
+        return jnp.moveaxis(lax.conv(channels_first, taps, (1, 1), "SAME")[:, 0], 0, -1)
 
     mean_x, mean_y = moment(image), moment(target)
     var_x = moment(image * image) - mean_x**2
     var_y = moment(target * target) - mean_y**2
     cov = moment(image * target) - mean_x * mean_y
-    similarity = (
-        (2 * mean_x * mean_y + C1) * (2 * cov + C2) / ((mean_x**2 + mean_y**2 + C1) * (var_x + var_y + C2))
-    )
+    similarity = (2 * mean_x * mean_y + C1) * (2 * cov + C2) / ((mean_x**2 + mean_y**2 + C1) * (var_x + var_y + C2))
     if weights is None:
         return jnp.mean(similarity)
     return jnp.sum(similarity * weights[..., None]) / (image.shape[-1] * jnp.sum(weights))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _weighted_sum(channels: int, x: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Array:
+def _weighted_sum(layout: Layout, x: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Array:
     """[] Σ w S over rows x, y [H, W·C]; weights [H, W·C], or [H, 1] for all of a row."""
-    return _sum_and_grad(channels, x, y, weights)[0]
+    return _sum_and_grad(layout, x, y, weights)[0]
 
 
-def _sum_fwd(channels: int, x: jax.Array, y: jax.Array, weights: jax.Array):
-    total, grad = _sum_and_grad(channels, x, y, weights)
+def _sum_fwd(layout: Layout, x: jax.Array, y: jax.Array, weights: jax.Array):
+    total, grad = _sum_and_grad(layout, x, y, weights)
     return total, (grad, y, weights)
 
 
-def _sum_bwd(channels: int, saved: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array):
+def _sum_bwd(layout: Layout, saved: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array):
     grad, y, weights = saved
     return cotangent * grad, jnp.zeros_like(y), jnp.zeros_like(weights)
 
@@ -111,13 +115,11 @@ def _sum_bwd(channels: int, saved: tuple[jax.Array, jax.Array, jax.Array], cotan
 _weighted_sum.defvjp(_sum_fwd, _sum_bwd)
 
 
-def _sum_and_grad(
-    channels: int, x: jax.Array, y: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+@partial(jax.jit, static_argnums=0)
+def _sum_and_grad(layout: Layout, x: jax.Array, y: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Σ w S [] and its gradient with respect to x [H, W·C], strip by strip."""
     height, columns = x.shape
-    on_cpu = jax.default_backend() == "cpu"
-    rows = _STRIP_ROWS if on_cpu and x.size > _WHOLE_VALUES else height
+    channels, rows = layout
     strips = -(-height // rows)
     # The gradient of a row reads the map up to 5 rows away, which reads the image 5 rows further.
     reach, halo = RADIUS * channels, 2 * RADIUS
@@ -128,9 +130,7 @@ def _sum_and_grad(
         def part(array: jax.Array, size: int) -> jax.Array:
             return lax.dynamic_slice_in_dim(array, index * rows, size)
 
-        value, grad = _strip(
-            channels, part(x, rows + 2 * halo), part(y, rows + 2 * halo), part(weights, rows + halo)
-        )
+        value, grad = _strip(channels, part(x, rows + 2 * halo), part(y, rows + 2 * halo), part(weights, rows + halo))
         return total + value, grad
 
     if strips == 1:

@@ -67,9 +67,7 @@ class Gs3d:
         config = self.config
         points, colours = np.asarray(points, np.float32), np.asarray(colours)
         if len(points) == 0:
-            raise UserError(
-                "the scene has no points to start from; run the reconstruction again or give random ones"
-            )
+            raise UserError("the scene has no points to start from; run the reconstruction again or give random ones")
         if config.cap is not None and len(points) > config.cap:
             rows = np.sort(np.random.default_rng(seed).permutation(len(points))[: config.cap])
             points, colours = points[rows], colours[rows]
@@ -303,9 +301,7 @@ def _view_loss_and_grad(
         return photometric(out.image, photo, mask), out
 
     probe = jnp.zeros((gaussians.count, 2), dtype)
-    (value, out), (grads, probe_grad) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-        gaussians, probe
-    )
+    (value, out), (grads, probe_grad) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(gaussians, probe)
     return grads, Evidence(
         active=out.visible,
         magnitude=jnp.linalg.norm(probe_grad, axis=-1),
@@ -332,7 +328,8 @@ def _widened(state: Gs3dState, choice: density.Choice, capacity: int) -> tuple[G
 
 @jax.jit
 def _grown(state: Gs3dState, choice: density.Choice) -> Gs3dState:
-    key = jax.random.fold_in(jax.random.key(state.seed), state.structural_version)
+    purpose = jax.random.fold_in(jax.random.key(state.seed), density.SPLIT_NOISE)
+    key = jax.random.fold_in(purpose, state.structural_version)
     gaussians, alive, newborn = density.grow(state.gaussians, state.alive, choice, key)
     moments = density.forget((state.optimizer.mu, state.optimizer.nu), newborn | ~alive)
     return replace(
