@@ -64,11 +64,14 @@ def test_pycolmap_is_imported_in_one_place_and_lazily():
     assert places in ([], ["splat/scene/colmap.py"])
 
 
-@pytest.mark.parametrize(("package", "source"), [
-    ("sched", "import jax.numpy as jnp"),
-    ("splat", "def f():\n    from odin_jax.trainer import train"),
-    ("odin_jax", "from scripts.plan import main"),
-    ("splat", "import sched"),
-])
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("sched", "import jax.numpy as jnp"),
+        ("splat", "def f():\n    from odin_jax.trainer import train"),
+        ("odin_jax", "from scripts.plan import main"),
+        ("splat", "import sched"),
+    ],
+)
 def test_a_wrong_arrow_is_found(package, source):
     assert len(wrong_arrows(package, source)) == 1
