@@ -2,8 +2,8 @@
 
 The rows that are alive are marked by a mask and the others are room. A survivor keeps its row, a clone's
 copy and a split's second child take the lowest free rows, and a split's first child takes its parent's row.
-An event is two jitted programs with a look at one count between them: ``choose`` decides, the host widens
-the arrays if the room is too small, ``grow`` writes.
+``choose`` decides on the device, ``arrange`` gives places on the host, ``grow`` writes on the device, after
+the host has widened the arrays if their room is too small.
 
 Pruning comes after growth in 3DGS. A copy has its parent's opacity, and a child its parent's opacity and
 its scales / 1.6, so whether newborns survive the pruning is known from their parents. ``choose`` uses that:
@@ -12,13 +12,16 @@ it never grows what would be pruned at once, which leaves the same rows and lets
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
+from scipy.special import ndtri
 
 from splat.gaussians import Gaussians
 
@@ -62,6 +65,17 @@ class Choice:
     split: jax.Array  # [N] bool, replaced by two children
     prune: jax.Array  # [N] bool, removed
     rows: jax.Array  # [] int32 rows alive afterwards
+
+
+@struct.dataclass
+class Arrangement:
+    """Where each row of an event comes from, at the new capacity."""
+
+    origin: jax.Array  # [N] int32 row it is copied from; its own where nothing is born
+    child: jax.Array  # [N] bool, child of a split
+    newborn: jax.Array  # [N] bool, child of a split or copy of a clone
+    alive: jax.Array  # [N] bool, exists afterwards
+    noise: jax.Array  # [N, 3] float32 place of a child in units of its parent's axes
 
 
 def empty_stats(rows: int, dtype: Any = jnp.float32) -> DensityStats:
@@ -121,32 +135,38 @@ def choose(
     return Choice(clone, split, prune, rows.astype(jnp.int32))
 
 
-@jax.jit
-def grow(
-    gaussians: Gaussians, alive: jax.Array, choice: Choice, key: jax.Array
-) -> tuple[Gaussians, jax.Array, jax.Array]:
-    """(rows, alive [N], newborn [N]) after the event; the capacity must hold ``choice.rows``.
+def arrange(choice: Choice, alive: jax.Array, capacity: int, seed: int, version: int) -> Arrangement:
+    """Where the rows of an event go; on the host, so that an event costs little compilation.
 
-    Children of a split lie at N(parent, R diag(s²) Rᵀ); their noise follows from ``key`` and the parent's
-    row alone.
+    ``capacity`` must hold ``choice.rows``. The noise of a split follows from (seed, version, parent's row) alone.
     """
-    count = gaussians.count
-    offsets = _offsets(gaussians, key)
-    split = choice.split[:, None]
-    log_scales = jnp.where(
-        split, gaussians.log_scales - jnp.log(jnp.asarray(SPLIT_SHRINK, offsets.dtype)), gaussians.log_scales
+    clone, split, prune, lives = (
+        np.pad(np.asarray(mask), (0, capacity - alive.size))
+        for mask in (choice.clone, choice.split, choice.prune, alive)
     )
-    first, second = (jnp.where(split, gaussians.means + offsets[:, i], gaussians.means) for i in range(CHILDREN))
-    parents = replace(gaussians, means=first, log_scales=log_scales)
-    others = replace(gaussians, means=second, log_scales=log_scales)
-    kept = alive & ~choice.prune
-    sources = jnp.nonzero(choice.clone | choice.split, size=count, fill_value=count)[0]
-    holes = jnp.nonzero(~kept, size=count, fill_value=count)[0]
-    targets = jnp.where(sources < count, holes, count)
-    rows = jax.tree.map(
-        lambda to, new: to.at[targets].set(new.at[sources].get(mode="clip"), mode="drop"), parents, others
+    kept = lives & ~prune
+    sources, parents = np.flatnonzero(clone | split), np.flatnonzero(split)
+    targets = np.flatnonzero(~kept)[: len(sources)]
+    origin = np.arange(capacity, dtype=np.int32)
+    origin[targets] = sources
+    child, newborn = split.copy(), split.copy()
+    child[targets], newborn[targets], kept[targets] = split[sources], True, True
+    noise = np.zeros((capacity, 3), np.float32)
+    noise[parents], noise[targets[split[sources]]] = _split_noise(parents, seed, version)
+    return Arrangement(*map(jnp.asarray, (origin, child, newborn, kept, noise)))
+
+
+@jax.jit
+def grow(gaussians: Gaussians, arrangement: Arrangement) -> Gaussians:
+    """The rows after an event; children of a split lie at N(parent, R diag(s²) Rᵀ) with scales s / 1.6."""
+    rows = gaussians.take(arrangement.origin)
+    quats = rows.quats / jnp.linalg.norm(rows.quats, axis=-1, keepdims=True)
+    shifted = rows.means + _turned(quats, arrangement.noise.astype(rows.means.dtype) * rows.scales)
+    child = arrangement.child[:, None]
+    shrunk = rows.log_scales - math.log(SPLIT_SHRINK)
+    return replace(
+        rows, means=jnp.where(child, shifted, rows.means), log_scales=jnp.where(child, shrunk, rows.log_scales)
     )
-    return rows, kept.at[targets].set(True, mode="drop"), choice.split.at[targets].set(True, mode="drop")
 
 
 def forget(tree: Any, rows: jax.Array) -> Any:
@@ -160,12 +180,12 @@ def reset_opacity(gaussians: Gaussians, most: float) -> Gaussians:
     return replace(gaussians, opacity_logits=jnp.minimum(gaussians.opacity_logits, limit))
 
 
-def _offsets(gaussians: Gaussians, key: jax.Array) -> jax.Array:
-    """[N, 2, 3] where the children of each row would lie relative to it, world units."""
-    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(gaussians.count))
-    noise = jax.vmap(lambda k: jax.random.normal(k, (CHILDREN, 3), gaussians.means.dtype))(keys)
-    quats = gaussians.quats / jnp.linalg.norm(gaussians.quats, axis=-1, keepdims=True)
-    return _turned(quats[:, None], noise * gaussians.scales[:, None])
+def _split_noise(parents: np.ndarray, seed: int, version: int) -> np.ndarray:
+    """[2, M, 3] standard normal numbers of the two children of the given rows."""
+    last = int(parents[-1]) + 1 if len(parents) else 0
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, SPLIT_NOISE, version])))
+    uniform = generator.random((last, CHILDREN, 3))[parents]
+    return np.moveaxis(ndtri(uniform + 2.0**-54), 1, 0)
 
 
 def _turned(quats: jax.Array, vectors: jax.Array) -> jax.Array:

@@ -222,9 +222,9 @@ class Gs3d:
             self.config.rules,
         )
         rows = int(choice.rows)
-        if rows > state.gaussians.count:
-            state, choice = _widened(state, choice, self._capacity(rows))
-        return _grown(state, choice)
+        capacity = self._capacity(rows) if rows > state.gaussians.count else state.gaussians.count
+        arrangement = density.arrange(choice, state.alive, capacity, int(state.seed), int(state.structural_version))
+        return _grown(_widened(state, capacity), arrangement)
 
     def _capacity(self, rows: int) -> int:
         capacity = density.bucket(rows, self.config.capacity_growth)
@@ -313,31 +313,30 @@ def _view_loss_and_grad(
     )
 
 
-def _widened(state: Gs3dState, choice: density.Choice, capacity: int) -> tuple[Gs3dState, density.Choice]:
-    """State and choice with room for ``capacity`` rows."""
-    moments = density.pad_rows((state.optimizer.mu, state.optimizer.nu), capacity)
-    masks = density.pad_rows((choice.clone, choice.split, choice.prune), capacity)
+@partial(jax.jit, static_argnames="capacity")
+def _widened(state: Gs3dState, capacity: int) -> Gs3dState:
+    """The state with room for ``capacity`` rows."""
+    wide = density.pad_rows((state.alive, state.optimizer.mu, state.optimizer.nu, state.stats), capacity)
+    alive, mu, nu, stats = wide
     return replace(
         state,
         gaussians=density.widen(state.gaussians, capacity),
-        alive=density.pad_rows(state.alive, capacity),
-        optimizer=optim.AdamState(state.optimizer.count, *moments),
-        stats=density.pad_rows(state.stats, capacity),
-    ), replace(choice, clone=masks[0], split=masks[1], prune=masks[2])
+        alive=alive,
+        optimizer=optim.AdamState(state.optimizer.count, mu, nu),
+        stats=stats,
+    )
 
 
 @jax.jit
-def _grown(state: Gs3dState, choice: density.Choice) -> Gs3dState:
-    purpose = jax.random.fold_in(jax.random.key(state.seed), density.SPLIT_NOISE)
-    key = jax.random.fold_in(purpose, state.structural_version)
-    gaussians, alive, newborn = density.grow(state.gaussians, state.alive, choice, key)
-    moments = density.forget((state.optimizer.mu, state.optimizer.nu), newborn | ~alive)
+def _grown(state: Gs3dState, arrangement: density.Arrangement) -> Gs3dState:
+    strange = arrangement.newborn | ~arrangement.alive
+    mu, nu = density.forget((state.optimizer.mu, state.optimizer.nu), strange)
     return replace(
         state,
-        gaussians=gaussians,
-        alive=alive,
+        gaussians=density.grow(state.gaussians, arrangement),
+        alive=arrangement.alive,
         stats=jax.tree.map(jnp.zeros_like, state.stats),
-        optimizer=optim.AdamState(state.optimizer.count, *moments),
+        optimizer=optim.AdamState(state.optimizer.count, mu, nu),
     )
 
 
