@@ -27,10 +27,10 @@ class PairRooms:
         """Note the pairs of one rendered view; old peaks fade by 1 % per view."""
         self.seen[size] = max(pairs, int(self.seen.get(size, 0) * 0.99))
 
-    def open(self, size: Size, pairs: int) -> None:
-        """First room for an image size whose views list about ``pairs`` pairs."""
+    def open(self, size: Size, pairs: int, growth: float = 1.0) -> None:
+        """First room for an image size whose views list up to ``pairs`` pairs, which may grow by that factor."""
         self.seen[size] = pairs
-        self.rooms[size] = pair_bucket(int(pairs * HEADROOM))
+        self.rooms[size] = pair_bucket(int(pairs * HEADROOM * growth))
 
     def widen(self, size: Size, pairs: int) -> None:
         """A larger room after an overflow in which ``pairs`` pairs were wanted."""

@@ -161,7 +161,7 @@ class Trainer:
                 "agree, or pruning is too strong; check the capture"
             )
         if at.state.gaussians.count != capacity:
-            at.rooms.rebuild(at.state.gaussians.count / self._gaussians)
+            at.rooms.rebuild(self._growth())
 
     def _first_room(self, views: tuple[View, ...]) -> int:
         """Room for the size of these views, from the pairs of some training views of that size."""
@@ -169,8 +169,12 @@ class Trainer:
         alike = [index for index in self._scene.train if (photos[index].width, photos[index].height) == size]
         sample = alike[::max(1, len(alike) // COUNTED)]
         counts = [self._pipeline.scope(self.position.state, camera_of(photos[index]))[1] for index in sample]
-        self.position.rooms.open(size, max(int(count) for count in counts))
+        self.position.rooms.open(size, max(int(count) for count in counts), self._growth())
         return self.position.rooms.rooms[size]
+
+    def _growth(self) -> float:
+        """How much pairs may grow until the capacity is full: footprints shrink as rows are split."""
+        return math.sqrt(self.position.state.gaussians.count / max(self._gaussians, 1))
 
     def _count(self) -> int:
         return int(np.count_nonzero(np.asarray(self.position.state.alive)))

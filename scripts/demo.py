@@ -9,6 +9,7 @@ from odin_jax.record import Clock
 from odin_jax.runs import RunFolder, read_json
 from odin_jax.session import train
 from odin_jax.train_config import TrainConfig
+from splat.pipelines.gs3d_config import Gs3dConfig
 from splat.scene.procedural import write_scene
 
 
@@ -17,7 +18,8 @@ class DemoConfig:
     """Build the embedded scene, train it and show what came out. Run again to continue."""
 
     out: Path = Path("out/demo")  # folder for the scene (SCENE) and the results (RUN)
-    iterations: int = 1000  # optimizer steps
+    iterations: int = 600  # optimizer steps
+    cap: int = 12_000  # most Gaussians
     width: int = 384  # pixels
     height: int = 256  # pixels
     views: int = 48  # photos on two camera paths
@@ -32,17 +34,10 @@ def main(config: DemoConfig) -> int:
         print(f"building the embedded scene in {scene}")
         write_scene(scene, seed=config.seed, views=config.views, width=config.width, height=config.height)
     run = RunFolder(config.out / "run")
-    code = train(
-        TrainConfig(
-            scene=scene,
-            out=run.path,
-            iterations=config.iterations,
-            seed=config.seed,
-            checkpoint_every=500,
-            image_every=0,
-        ),
-        clock,
-    )
+    # Room for the cap from the start: nothing is compiled twice, which would take longer than the training.
+    pipeline = Gs3dConfig(capacity_growth=max(2.0, config.cap / 1000))
+    code = train(TrainConfig(scene=scene, out=run.path, iterations=config.iterations, cap=config.cap,
+                             seed=config.seed, checkpoint_every=300, image_every=0, gs3d=pipeline), clock)
     if code == 0:
         record = read_json(run.record)
         print(f"PSNR {record['psnr']:.2f} dB on {record['test_views']} test views")
