@@ -55,7 +55,7 @@ def grid_of(width: int, height: int) -> Grid:
 
 
 def footprint(proj: Projected) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(level, half width, half height) of {response ≥ 1/255}: dᵀ·conic·d ≤ level; [N] each, pixels; level ≤ 0: empty."""
+    """(level, half width, half height) [N] of {response ≥ 1/255} = {dᵀ·conic·d ≤ level}, pixels; level ≤ 0: empty."""
     level = 2.0 * jnp.log(jnp.maximum(proj.opacity, 1e-30) / MIN_ALPHA)
     reach = jnp.maximum(level, 0.0)
     half_x = jnp.sqrt(reach * proj.covariance[0]) + SLACK

@@ -175,7 +175,9 @@ def _backward(geometry: jax.Array, features: jax.Array, lists: TileLists, image:
             after = trans * (1 - alpha)
             blended = after >= MIN_TRANSMITTANCE
             weight = jnp.where(blended, alpha * trans, 0)
-            gain = jnp.sum(value[:, :, None] * d_pixel[:, :-1], 1) + d_pixel[:, -1]
+            gain = d_pixel[:, -1]
+            for i in range(n_features):
+                gain = gain + value[:, i, None] * d_pixel[:, i]
             behind = behind - weight * gain
             d_log = jnp.where(blended & (raw >= MIN_ALPHA), raw * (trans * gain - behind / (1 - alpha)), 0)
             return (after, behind), (weight, d_log)
