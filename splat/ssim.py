@@ -194,7 +194,7 @@ def _apart(function: Callable[[jax.Array], jax.Array], array: jax.Array) -> jax.
     """``function(array)``, stored before it is used.
 
     XLA:CPU drops optimization barriers before it fuses, and then recomputes a filter pass in each of its
-    consumers (2 to 3 times slower). It does not fuse across a branch, so the call is put behind a condition
+    consumers (1.6 times slower). It does not fuse across a branch, so the call is put behind a condition
     that always holds.
     """
     if jax.default_backend() != "cpu":
