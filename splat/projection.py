@@ -58,15 +58,16 @@ def project(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None, sh
     if options.antialias:
         ratio = (raw_xx * raw_yy - xy * xy) / det
         opacity = opacity * jnp.sqrt(jnp.maximum(ratio, COMPENSATION_FLOOR))
-    valid = in_front & jnp.isfinite(det + mean_x + mean_y) & (det > 0) & (opacity >= MIN_ALPHA)
+    centre = camera.centre
+    shown = sh.colours(gaussians.sh_dc, gaussians.sh_rest,
+                       (position[0] - centre[0], position[1] - centre[1], position[2] - centre[2]), sh_degree)
+    numbers = (det, mean_x, mean_y, gaussians.opacity_logits, *columns(gaussians.log_scales), *columns(shown))
+    valid = in_front & jnp.isfinite(sum(numbers)) & (det > 0) & (opacity >= MIN_ALPHA)
     if alive is not None:
         valid = valid & alive
     safe_det = jnp.where(valid, det, 1.0)
     log2_opacity = jnp.log(jnp.where(valid, opacity, 1.0)) * LOG2_E
     geometry = (mean_x, mean_y, yy / safe_det, -xy / safe_det, xx / safe_det, log2_opacity)
-    centre = camera.centre
-    shown = sh.colours(gaussians.sh_dc, gaussians.sh_rest,
-                       (position[0] - centre[0], position[1] - centre[1], position[2] - centre[2]), sh_degree)
     return Projected(from_columns(_kept(valid, geometry)), from_columns(_kept(valid, (*columns(shown), eye.z))),
                      (xx, xy, yy), opacity, valid)
 

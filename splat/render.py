@@ -10,6 +10,8 @@ from flax import struct
 
 from splat import tiles
 from splat.cameras import Camera
+from splat.errors import UserError
+from splat.finite import check_camera, check_finite, is_concrete
 from splat.gaussians import Gaussians
 from splat.options import RenderOptions
 from splat.projection import project
@@ -37,13 +39,23 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
 
     Pure; works under ``jit``, ``grad`` (to every field, to ``camera.view`` and ``camera.intrinsics``, to
     ``background`` [3] and to ``probe`` [N, 2], an offset of the centres in NDC units) and ``vmap`` over cameras.
-    ``alive`` [N] bool masks rows that are only capacity. ``sh_degree`` 0..3 may be traced.
+    ``alive`` [N] bool masks rows that are only capacity. ``sh_degree`` 0..3 may be traced. A ``shard_map`` around it
+    needs ``check_vma=False``.
 
     Room for tile-row pairs is ``options.pair_capacity``. Left at None it is counted when the inputs are concrete and
     ``16·N`` under a transformation. Where it does not suffice nothing is dropped: the outputs become NaN and
     ``overflow`` is set, so that the step can be repeated with a larger one.
+
+    Raises UserError without rows, and where a row that is alive or the camera holds a number that is not finite and
+    the numbers are concrete; under a transformation they cannot be looked at and such rows are never drawn.
     """
     options = options or RenderOptions()
+    if gaussians.count == 0:
+        raise UserError("there are no Gaussians to render: pass at least one row, which may be one that is not alive")
+    if is_concrete((gaussians, alive)):
+        check_finite(gaussians, alive)
+    if is_concrete(camera):
+        check_camera(camera)
     if options.pair_capacity is None:
         options = dataclasses.replace(options, pair_capacity=_capacity(gaussians, camera, alive, options))
     proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
@@ -79,7 +91,7 @@ def pair_bucket(pairs: int) -> int:
 
 
 def _capacity(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, options: RenderOptions) -> int:
-    inputs = jax.tree.leaves((gaussians, camera, alive))
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in inputs):
+    if not is_concrete((gaussians, camera, alive)):
         return max(PAIRS_PER_ROW * gaussians.count, 4096)
-    return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, options=options)[1]))
+    with jax.ensure_compile_time_eval():
+        return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, options=options)[1]))

@@ -12,6 +12,7 @@ C1 = 0.4886025119029199
 C2 = (1.0925484305920792, -1.0925484305920792, 0.31539156525252005, -1.0925484305920792, 0.5462742152960396)
 C3 = (-0.5900435899266435, 2.890611442640554, -0.4570457994644658, 0.3731763325901154, -0.4570457994644658,
       1.445305721320277, -0.5900435899266435)
+TINY = 1e-24  # keeps the gradient at the camera centre finite in float32
 DEGREE_OF_COEFFICIENT = (0, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3)
 
 
@@ -32,10 +33,11 @@ def colours(sh_dc: jax.Array, sh_rest: jax.Array, directions: tuple[jax.Array, j
     ``sh_dc`` [N, 3], ``sh_rest`` [N, 15, 3]. ``degree`` 0..3 may be traced: coefficients above it count as zero.
     """
     x, y, z = directions
-    inverse = jax.lax.rsqrt(x * x + y * y + z * z + 1e-30)
+    inverse = jax.lax.rsqrt(x * x + y * y + z * z + TINY)
     values = from_columns(basis(x * inverse, y * inverse, z * inverse))
     active = jnp.asarray(DEGREE_OF_COEFFICIENT[1:]) <= degree
-    return jax.nn.relu(C0 * sh_dc + _weighted(values * active.astype(values.dtype), sh_rest) + 0.5)
+    total = C0 * sh_dc + _weighted(values * active.astype(values.dtype), sh_rest) + 0.5
+    return jnp.where(total > 0, total, 0 * total)  # unlike relu, makes NaN of −inf, not black
 
 
 @jax.custom_vjp

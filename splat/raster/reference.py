@@ -1,7 +1,7 @@
 """The renderer's slow twin: every row at every pixel, written as the spec reads. The oracle of the tests.
 
-It shares no arithmetic with ``splat.render``: projection is in matrices, there are no tiles, and gradients are JAX's
-own, except that the cap of one response passes its gradient straight through (spec §1.4).
+It shares no arithmetic with ``splat.render``: projection is in matrices, there are no tiles, and gradients are
+JAX's own, except that the cap of one response passes its gradient straight through (spec §1.4).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _footprints(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, s
 
 
 def _jacobian(at: jax.Array, camera: Camera) -> jax.Array:
-    """[N, 2, 3] of the perspective projection at camera positions [N, 3], with the slope clamped (step 3, 4)."""
+    """[N, 2, 3] of the perspective projection at camera positions [N, 3], slope clamped (steps 3, 4)."""
     fx, fy, cx, cy = camera.intrinsics
     x, y, z = at[:, 0], at[:, 1], at[:, 2]
     beyond_x, beyond_y = SLOPE_MARGIN * camera.width / 2 / fx, SLOPE_MARGIN * camera.height / 2 / fy
