@@ -35,7 +35,8 @@ def main(config: DemoConfig) -> int:
         write_scene(scene, seed=config.seed, views=config.views, width=config.width, height=config.height)
     run = RunFolder(config.out / "run")
     # Room for the cap from the start: nothing is compiled twice, which would take longer than the training.
-    pipeline = Gs3dConfig(capacity_growth=max(2.0, config.cap / 1000))
+    pipeline = Gs3dConfig(capacity_growth=max(2.0, config.cap / 1000), densify_from=100, densify_every=50,
+                          densify_until=max(101, config.iterations * 2 // 3))
     code = train(TrainConfig(scene=scene, out=run.path, iterations=config.iterations, cap=config.cap,
                              seed=config.seed, checkpoint_every=300, image_every=0, gs3d=pipeline), clock)
     if code == 0:
