@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from odin_jax import order
+from odin_jax.backdrop import backdrop
 from odin_jax.train_config import TrainConfig
 from splat.cameras import Camera
 from splat.pipelines.protocol import View
 from splat.scene.prefetch import PhotoCache
 from splat.scene.types import Photo, Scene
 
-COLOURS = {"black": (0.0, 0.0, 0.0), "white": (1.0, 1.0, 1.0)}
 AHEAD = 4  # units whose photos are decoded ahead of the loop
 
 
@@ -22,16 +22,11 @@ def camera_of(photo: Photo) -> Camera:
     return Camera(view, intrinsics, photo.width, photo.height)  # type: ignore[arg-type]
 
 
-def plain_background(name: str) -> np.ndarray:
-    """[3] float32 colour that evaluation puts behind the scene; random backgrounds are evaluated on black."""
-    return np.asarray(COLOURS.get(name, COLOURS["black"]), np.float32)
-
-
 class UnitFeed:
     """The units of a run by step number; a context manager, because threads read ahead."""
 
     def __init__(self, scene: Scene, config: TrainConfig):
-        self._scene, self._config = scene, config
+        self._scene, self._config, self._backdrop = scene, config, backdrop(config, scene)
         self._cache = PhotoCache(scene, budget=config.photo_cache_mb << 20)
 
     def __enter__(self) -> UnitFeed:
@@ -65,6 +60,6 @@ class UnitFeed:
         background = (
             order.random_background(self._config.seed, step, slot)
             if random
-            else plain_background(self._config.background)
+            else self._backdrop
         )
         return jax.device_put(View(camera_of(self._scene.photos[index]), rgb, mask, background))  # type: ignore[arg-type]

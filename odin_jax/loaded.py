@@ -6,7 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from odin_jax import cameras_json, pipelines, train_config
+from odin_jax.backdrop import composite_colour
 from odin_jax.runs import RunFolder, read_json
 from odin_jax.train_config import TrainConfig
 from splat.cameras import Camera
@@ -24,6 +27,11 @@ class LoadedRun:
     config: TrainConfig
     pipeline: Pipeline
     gaussians: Gaussians
+
+    def backdrop(self) -> np.ndarray:
+        """[3] float32 colour that the run was evaluated on, from its record; black where there is none."""
+        entry = read_json(self.folder.record) if self.folder.record.exists() else {}
+        return np.asarray(entry.get("background", composite_colour(self.config)), np.float32)
 
     def cameras(self, split: str | None = None) -> list[tuple[str, Camera]]:
         """(name, camera) of cameras.json, of one split or all. Raises UserError when the file is missing."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from odin_jax import cache, cameras_json, pipelines, record, train_config
+from odin_jax.backdrop import backdrop, composite_colour
 from odin_jax.checkpoint import Checkpoints
 from odin_jax.evaluate import Painter, evaluate, side_by_side
-from odin_jax.feed import camera_of, plain_background
+from odin_jax.feed import camera_of
 from odin_jax.interrupt import Interrupt
 from odin_jax.loaded import LoadedRun
 from odin_jax.progress import Progress, Scalars, StepNumbers
@@ -41,7 +42,7 @@ class Session:
 
     def painter(self, gaussians: Gaussians) -> Painter:
         """Renders these rows over the background that evaluation uses."""
-        return Painter(self.pipeline, gaussians, plain_background(self.config.background))
+        return Painter(self.pipeline, gaussians, backdrop(self.config, self.scene))
 
 
 def train(config: TrainConfig, clock: Clock | None = None) -> int:
@@ -71,7 +72,7 @@ def train(config: TrainConfig, clock: Clock | None = None) -> int:
 
 def scene_of(config: TrainConfig) -> Scene:
     """The capture of a configuration. Raises UserError when it cannot be trained on."""
-    red, green, blue = plain_background(config.background).tolist()
+    red, green, blue = composite_colour(config).tolist()
     scene = load_scene(config.scene, downscale=config.downscale, test_every=config.test_every,
                        seed=config.seed, max_points=config.max_points, background=(red, green, blue),
                        alpha=config.alpha, images=config.images)
@@ -145,6 +146,7 @@ def _finish(session: Session, position: Position, numbers: dict[str, float]) -> 
     config, scene = session.config, session.scene
     entry = {"iterations": position.step, "batch": config.batch, "seed": config.seed,
              "pipeline": session.pipeline.name, "scene": scene.name, "n_primitives": gaussians.count,
+             "background": backdrop(config, scene).tolist(),
              "train_views": len(scene.train), "test_views": len(scene.test),
              "samples_per_s": position.step * config.batch / max(wall_s, 1e-9), **numbers,
              "wall_s": wall_s, "cpu_s": cpu_s, "peak_rss_mb": peak,

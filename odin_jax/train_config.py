@@ -30,7 +30,7 @@ class TrainConfig:
         None  # meaning of an alpha channel; None: by the kind of scene
     )
     max_points: int | None = None  # start from at most so many SfM points; None: all
-    background: Literal["black", "white", "random"] = "black"  # colour behind the scene while training
+    background: Literal["mean", "black", "white", "random"] = "mean"  # colour behind the scene; mean: of the photos
     checkpoint_every: int = 1000  # steps between checkpoints
     keep_checkpoints: int = 3  # newest checkpoints kept
     log_every: int = 100  # steps between TensorBoard scalars

@@ -15,7 +15,6 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from odin_jax import paths
 from odin_jax.evaluate import Painter, write_png
-from odin_jax.feed import plain_background
 from odin_jax.loaded import LoadedRun, open_run
 from splat.cameras import Camera
 from splat.errors import UserError
@@ -39,7 +38,7 @@ def main(config: RenderConfig) -> None:
         raise UserError(f"--frames {config.frames} --fps {config.fps}: both must be at least 1")
     run = open_run(config.dir)
     cameras = _cameras(run, config)
-    painter = Painter(run.pipeline, run.gaussians, plain_background(run.config.background))
+    painter = Painter(run.pipeline, run.gaussians, run.backdrop())
     frames = ((name, painter(camera)) for name, camera in cameras)
     if config.format == "png":
         folder = config.out or config.dir / config.what

@@ -37,6 +37,13 @@ class DensityRules:
     prune_opacity: float  # rows with less opacity are pruned
     prune_share: float  # rows larger than this share of the extent are pruned once size pruning is on
     cap: int | None  # most rows alive after an event; None: no limit
+    growth_limit: int | None = None  # rows from which on none are added, but none taken away; None: no limit
+
+    @property
+    def limit(self) -> int | None:
+        """Rows that growth stops at, by the cap or the growth limit; None: nowhere."""
+        limits = [limit for limit in (self.cap, self.growth_limit) if limit is not None]
+        return min(limits, default=None)
 
 
 SPLIT_SHRINK = 1.6  # a child's scales are its parent's divided by this
@@ -113,8 +120,9 @@ def choose(
 ) -> Choice:
     """Which rows to clone, split and prune (spec §1.5), at most ``rules.cap`` of them alive afterwards.
 
-    Where the cap leaves room for some of the candidates only, those with the largest ``mean_gradient`` [N]
-    are taken, the lower row first among equals. Rows beyond the cap are pruned, the faintest first.
+    Where the cap or the growth limit leaves room for some of the candidates only, those with the largest
+    ``mean_gradient`` [N] are taken, the lower row first among equals. Rows beyond the cap are pruned, the faintest
+    first.
     """
     largest = jnp.max(gaussians.scales, axis=-1)
     faint = gaussians.opacities < rules.prune_opacity
@@ -127,7 +135,8 @@ def choose(
     prune = alive & (faint | (too_large & ~split))
     if rules.cap is not None:
         prune = prune | _beyond(alive & ~prune, gaussians.opacities, rules.cap)
-        room = rules.cap - jnp.sum(alive & ~prune)
+    if (limit := rules.limit) is not None:
+        room = jnp.maximum(limit - jnp.sum(alive & ~prune), 0)
         grow_ = _largest((clone | split) & ~prune, mean_gradient, room)
         clone, split = clone & grow_, split & grow_
         prune = prune | (alive & too_large & ~split)

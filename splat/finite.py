@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from splat.cameras import Camera
 from splat.errors import UserError
@@ -15,7 +16,7 @@ from splat.gaussians import FIELDS, Gaussians
 
 def is_concrete(tree: Any) -> bool:
     """Whether all leaves hold numbers, that is, none is being traced by a transformation."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def check_finite(gaussians: Gaussians, alive: jax.Array | None = None) -> None:

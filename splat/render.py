@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +61,8 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
         options = dataclasses.replace(options, pair_capacity=_capacity(gaussians, camera, alive, options))
     proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
     lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1)
-    out = blend(proj.geometry, proj.features, lists, camera.width, camera.height)
-    out = jnp.where(lists.overflow, jnp.nan, out)
+    blended: Any = blend(proj.geometry, proj.features, lists, camera.width, camera.height)
+    out = jnp.where(lists.overflow, jnp.nan, blended)
     image, depth, alpha = out[..., :3], out[..., 3], out[..., 4]
     if background is not None:
         image = image + (1 - alpha)[..., None] * background

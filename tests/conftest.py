@@ -8,6 +8,7 @@ such tests are deselected, and the last lines of the report say how many and why
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ FOLDERS = {
     "scenes_dir": ("ODIN_SCENES", "../shared/scenes", "captures"),
     "golden_dir": ("ODIN_GOLDEN", "../shared/golden", "golden files"),
 }
+# One program compiled by one test is not compiled again by the next, nor by the processes that tests start.
+PROGRAMS = tempfile.TemporaryDirectory(prefix="odin-xla-")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", PROGRAMS.name)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 REASONS = pytest.StashKey[dict[str, int]]()
 
 

@@ -33,6 +33,7 @@ from splat.render import count_pairs, render
 
 SH_C0 = 0.28209479177387814  # Y_00, by which the degree-0 coefficient is multiplied
 SH_REST = 15  # coefficients of degrees 1 to 3
+SOON = 4  # a limit within so many times the rows gets its room at once
 
 
 @struct.dataclass
@@ -227,11 +228,12 @@ class Gs3d:
         return _grown(_widened(state, capacity), arrangement)
 
     def _capacity(self, rows: int) -> int:
-        capacity = density.bucket(rows, self.config.capacity_growth)
-        if self.config.cap is None:
+        """Room for ``rows``: all that a limit allows if that is not far off, so that the step compiles once."""
+        capacity, limit = density.bucket(rows, self.config.capacity_growth), self.config.rules.limit
+        if limit is None:
             return capacity
-        most = -(-self.config.cap // density.ROW_MULTIPLE) * density.ROW_MULTIPLE
-        return max(min(capacity, most), rows)
+        most = -(-max(limit, rows) // density.ROW_MULTIPLE) * density.ROW_MULTIPLE
+        return most if most <= SOON * rows else min(capacity, most)
 
 
 def _start_log_scales(points: np.ndarray, extent: float) -> np.ndarray:

@@ -8,6 +8,8 @@ from typing import Literal
 from splat.density import DensityRules
 
 PUBLISHED_ITERATIONS = 30_000
+SHORT_ITERATIONS = 7_000  # a run with fewer steps limits its growth, to ROWS_PER_STEP × its steps
+ROWS_PER_STEP = 20
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Gs3dConfig:
     )
     start_opacity: float = 0.1  # of the first rows
     cap: int | None = None  # most rows there may ever be; None: no limit
+    growth_limit: int | None = None  # rows from which on densification adds none; None: no limit
     capacity_growth: float = 1.5  # ratio of one row capacity to the next; each change recompiles the step
     antialias: bool = False  # scale opacity by the footprint lost to the low-pass filter
 
@@ -49,9 +52,10 @@ class Gs3dConfig:
     def for_iterations(cls, iterations: int, **changes: object) -> Gs3dConfig:
         """The published schedule, shortened in proportion when there are fewer than 30,000 steps.
 
-        Intervals keep a floor so that a densification sees enough views; opacity resets, which take
-        hundreds of steps to recover from, come every 3000 steps at any length. ``changes`` replace fields
-        of the result.
+        Densification keeps its interval, because each needs enough views to judge by, and lasts longer, because few
+        of them are left. Opacity resets, which take hundreds of steps to recover from, come every 3000 steps at any
+        length. Below 7,000 steps rows stop growing at 20 per step of the run: more could not be trained in it.
+        ``changes`` replace fields of the result.
         """
         if iterations >= PUBLISHED_ITERATIONS:
             return replace(cls(iterations=iterations), **changes)  # type: ignore[arg-type]
@@ -61,9 +65,10 @@ class Gs3dConfig:
             position_lr_steps=iterations,
             sh_every=max(1, round(1000 * share)),
             densify_from=min(500, max(200, round(500 * share))),
-            densify_until=iterations // 2,
-            densify_every=max(50, round(100 * share)),
+            densify_until=round(iterations * (0.7 - 0.2 * share)),
+            densify_every=min(100, max(50, iterations // 20)),
             prune_large_from=max(200, round(3000 * share)),
+            growth_limit=ROWS_PER_STEP * iterations if iterations < SHORT_ITERATIONS else None,
         )
         return replace(short, **changes)  # type: ignore[arg-type]
 
@@ -82,5 +87,5 @@ class Gs3dConfig:
     def rules(self) -> DensityRules:
         """The thresholds of density control."""
         return DensityRules(
-            self.grad_threshold, self.split_share, self.prune_opacity, self.prune_share, self.cap
+            self.grad_threshold, self.split_share, self.prune_opacity, self.prune_share, self.cap, self.growth_limit
         )
