@@ -90,7 +90,7 @@ def _tile_rows(proj: Projected, shown: jax.Array, height: int) -> _Strips:
 
 
 def _span(packed: jax.Array, tile_row: jax.Array, width: int, height: int) -> tuple[jax.Array, jax.Array]:
-    """First and last tile column that a footprint reaches within one tile row.
+    """First and last tile column that a footprint reaches within one tile row; none: last = first − 1.
 
     The rightmost point of the ellipse lies at dy = half_x·Σxy/Σxx; over a strip of pixel centres the extreme is there
     if the strip contains it, else at the nearer edge of the strip.
@@ -108,7 +108,8 @@ def _span(packed: jax.Array, tile_row: jax.Array, width: int, height: int) -> tu
         room = jnp.maximum(level * yy - dy * dy, 0.0)
         return mx + lean * dy + sign * (jnp.sqrt(room * thickness) + SLACK)
 
-    return _first(edge(-1.0), width) // TILE, _last(edge(1.0), width) // TILE
+    first, last = _first(edge(-1.0), width), _last(edge(1.0), width)
+    return first // TILE, jnp.where(first <= last, last // TILE, first // TILE - 1)
 
 
 def _owners(counts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
