@@ -16,7 +16,7 @@ class LoopShape(NamedTuple):
 
 # A CPU core wants a step to stay in its first-level cache; a GPU wants every tile in one step.
 _FORWARD = {"cpu": LoopShape(16, 4), "gpu": LoopShape(16, None)}
-_BACKWARD = {"cpu": LoopShape(32, 1), "gpu": LoopShape(16, None)}
+_BACKWARD = {"cpu": LoopShape(32, 2), "gpu": LoopShape(16, None)}
 
 
 def forward_shape() -> LoopShape:
