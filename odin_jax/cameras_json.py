@@ -10,6 +10,7 @@ import numpy as np
 from odin_jax.runs import read_json, write_json
 from splat.cameras import Camera
 from splat.errors import UserError
+from splat.finite import check_camera
 from splat.scene.types import Photo, Scene
 
 
@@ -52,7 +53,7 @@ def read(path: Path, split: str | None = None) -> list[tuple[str, Camera]]:
     Raises UserError when the file is missing or an entry lacks a field.
     """
     found = []
-    for number, item in enumerate(read_json(path)):
+    for number, item in enumerate(read_json(path, list)):
         try:
             if split is not None and item.get("split", "train") != split:
                 continue
@@ -64,7 +65,10 @@ def read(path: Path, split: str | None = None) -> list[tuple[str, Camera]]:
             centre = (item.get("cx", width / 2), item.get("cy", height / 2))
             intrinsics = np.asarray([item["fx"], item["fy"], *centre], np.float32)
             camera = Camera(view.astype(np.float32), intrinsics, width, height)  # type: ignore[arg-type]
+            check_camera(camera)
             found.append((str(item["img_name"]), camera))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except UserError as error:
+            raise UserError(f"{path}: camera number {number}: {error}") from error
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{path}: camera number {number} is broken ({error!r}); train again") from error
     return found

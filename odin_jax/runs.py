@@ -88,10 +88,13 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=2) + "\n").encode())
 
 
-def read_json(path: Path, made_by: str = "odin train --out") -> Any:
-    """Parsed JSON file. Raises UserError with file, line and remedy when it is missing or broken."""
+def read_json(path: Path, kind: type = dict, made_by: str = "odin train --out") -> Any:
+    """Parsed JSON file that holds a ``kind``, dict or list.
+
+    Raises UserError with file, line and remedy when it is missing, broken or of another kind.
+    """
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise UserError(
             f"{path} does not exist; give the folder that was written with `{made_by}`"
@@ -99,6 +102,11 @@ def read_json(path: Path, made_by: str = "odin train --out") -> Any:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         line = getattr(error, "lineno", 1)
         raise UserError(f"{path} is not valid JSON (line {line}); restore it or train again") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and permissions") from error
+    if not isinstance(value, kind):
+        raise UserError(f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}; restore it or train again")
+    return value
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -40,10 +40,17 @@ def check_finite(gaussians: Gaussians, alive: jax.Array | None = None) -> None:
 
 
 def check_camera(camera: Camera) -> None:
-    """Raise UserError, naming the field, if a number of a concrete ``camera`` is not finite."""
+    """Raise UserError, naming the field, if a concrete ``camera`` has no pixels or a number that is not finite."""
+    check_size(camera)
     for name in ("view", "intrinsics"):
         if not np.all(np.isfinite(np.asarray(getattr(camera, name)))):
             raise UserError(f"{name} of the camera is not finite: check the pose and intrinsics it is made from")
+
+
+def check_size(camera: Camera) -> None:
+    """Raise UserError if ``camera`` has no pixels; its size is known under every transformation."""
+    if camera.width < 1 or camera.height < 1:
+        raise UserError(f"the camera has {camera.width}x{camera.height} pixels: width and height must be at least 1")
 
 
 @jax.jit

@@ -18,6 +18,7 @@ from splat.scene.types import Photo, Scene, Tracks, load_photo
 
 _FORMAT = 1
 _ARRAYS = ("views", "intrinsics", "sizes", "points", "colours", "view_ptr", "point_ids", "train", "test")
+_HEAD = ("name", "names", "masks", "extent", "background", "warnings")
 Encoding = Literal["png", "jpeg", "raw"]
 
 
@@ -76,9 +77,12 @@ def load_npz(path: Path, *, downscale: float = 1) -> Scene:
             entries = set(data.files)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"scene file {path} is cut off or no saved scene ({error}); save it again") from error
-    if head.get("format") != _FORMAT:
-        raise UserError(f"scene file {path} has format {head.get('format')}, this version reads {_FORMAT}; "
-                        "save it again")
+    found = head.get("format") if isinstance(head, dict) else None
+    if found != _FORMAT:
+        raise UserError(f"scene file {path} has format {found}, this version reads {_FORMAT}; save it again")
+    lacking = [name for name in _HEAD if name not in head]
+    if lacking:
+        raise UserError(f"scene file {path} has no {lacking[0]!r} in its head; save the scene again")
     _check(path, head, arrays, entries)
     photos = tuple(_photo(path, head, arrays, index, downscale) for index in range(len(head["names"])))
     return Scene(

@@ -95,3 +95,24 @@ def test_parallel_cameras_have_a_focus_ahead_of_them():
     both = [Camera(view, lens, 48, 32), Camera(aside, lens, 48, 32)]
     assert paths.focus(both)[2] > 0
     assert all(np.isfinite(camera.view).all() for camera in paths.orbit(both, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"width": 0}, "number 2.*0x48 pixels"), ({"position": [float("nan")] * 3}, "number 2.*not finite"),
+     ({"fx": "a"}, "number 2 is broken")],
+)
+def test_a_camera_that_cannot_be_rendered_is_named(scene, tmp_path, change, words):
+    path = tmp_path / "cameras.json"
+    cameras_json.write(path, scene)
+    entries = json.loads(path.read_text())
+    entries[2].update({"height": 48, **change})
+    path.write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=words):
+        cameras_json.read(path)
+
+
+def test_cameras_that_are_no_list_are_refused(tmp_path):
+    (tmp_path / "cameras.json").write_text("{}")
+    with pytest.raises(UserError, match=r"cameras\.json holds a JSON dict, not a list"):
+        cameras_json.read(tmp_path / "cameras.json")

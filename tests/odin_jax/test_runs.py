@@ -99,3 +99,11 @@ def test_json_errors_say_file_and_line(tmp_path):
         read_json(broken)
     with pytest.raises(UserError, match="does not exist"):
         read_json(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3"])
+def test_json_of_another_kind_is_never_taken_for_a_run(held, text):
+    held.config.write_text(text)
+    with pytest.raises(UserError, match=r"config\.json holds a JSON .*not a dict"):
+        start_point(held, "auto", CONFIG)
+    assert held.config.read_text() == text

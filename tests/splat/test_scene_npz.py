@@ -1,3 +1,4 @@
+import io
 import os
 import subprocess
 import sys
@@ -136,6 +137,11 @@ def test_broken_scene_files_are_refused(tmp_path):
     refuse(path, "Git LFS pointer", "git lfs pull")
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     refuse(tmp_path / "other.npz", "no saved scene", "save it again")
+    with np.load(io.BytesIO(whole)) as data:
+        arrays = dict(data)
+    for head, words in ((b"[1]", "has format None"), (b'{"format": 1}', "has no 'name' in its head")):
+        np.savez(path, **{**arrays, "head": np.frombuffer(head, np.uint8)})
+        refuse(path, words, "save")
 
 
 @pytest.mark.parametrize(
