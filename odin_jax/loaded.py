@@ -31,7 +31,13 @@ class LoadedRun:
     def backdrop(self) -> np.ndarray:
         """[3] float32 colour that the run was evaluated on, from its record; black where there is none."""
         entry = read_json(self.folder.record) if self.folder.record.exists() else {}
-        return np.asarray(entry.get("background", composite_colour(self.config)), np.float32)
+        try:
+            colour = np.asarray(entry.get("background", composite_colour(self.config)), np.float32)
+        except (TypeError, ValueError):
+            colour = np.empty(0)
+        if colour.shape != (3,) or not np.isfinite(colour).all():
+            raise UserError(f"{self.folder.record}: background must be three numbers; restore it or train again")
+        return colour
 
     def cameras(self, split: str | None = None) -> list[tuple[str, Camera]]:
         """(name, camera) of cameras.json, of one split or all. Raises UserError when the file is missing."""

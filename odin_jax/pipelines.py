@@ -34,7 +34,7 @@ def _elsewhere(name: str) -> Any:
     module_name, _, factory = name.partition(":")
     try:
         return getattr(importlib.import_module(module_name), factory)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(
             f"--pipeline {name}: cannot be imported ({error}); check the name and PYTHONPATH"
         ) from error

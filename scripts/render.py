@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -69,7 +70,12 @@ def _write_video(file: Path, frames: Iterator[tuple[str, np.ndarray]], fps: int)
 
     ffmpeg is started directly, not through imageio, which forks in a way that JAX's threads may not survive.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_dir():
+        raise UserError(f"--out {file} is a folder; name a file that ends in .mp4, or give --format png")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write --out {file} ({error.strerror}); choose another folder") from error
     part = file.with_name(f".{file.stem}.tmp.mp4")
     _, first = next(frames)
     height, width = first.shape[0] // 2 * 2, first.shape[1] // 2 * 2
@@ -77,7 +83,8 @@ def _write_video(file: Path, frames: Iterator[tuple[str, np.ndarray]], fps: int)
                "-s", f"{width}x{height}", "-r", str(fps), "-i", "-", "-c:v", "libx264", "-crf", "18",
                "-pix_fmt", "yuv420p", "-movflags", "+faststart", str(part)]
     try:
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as encoder:
+        encoder = subprocess.Popen(command, stdin=subprocess.PIPE)
+        with suppress(BrokenPipeError), encoder:  # what broke the pipe is told by the exit code
             assert encoder.stdin is not None
             for pixels in chain([first], (pixels for _, pixels in frames)):
                 canvas = np.zeros((height, width, 3), np.uint8)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from odin_jax.runs import RunFolder, read_json
+from splat.errors import UserError
 
 COLUMNS = (
     ("psnr", "{:.2f}"),
@@ -37,6 +38,9 @@ def main(config: ReportConfig) -> None:
     table = Table("run", *(name for name, _ in COLUMNS))
     for folder in config.dirs:
         entry = read_json(RunFolder(folder).record)
+        for name, _ in COLUMNS:
+            if not isinstance(entry.get(name), int | float | None):
+                raise UserError(f"{RunFolder(folder).record}: {name} must be a number; restore it or train again")
         cells = [style.format(entry[name]) if entry.get(name) is not None else "–" for name, style in COLUMNS]
         table.add_row(str(folder), *cells)
     Console().print(table)

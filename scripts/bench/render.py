@@ -34,6 +34,11 @@ class RenderBench:
 def main(argv: list[str]) -> int:
     """Run the benchmark; 0 on success."""
     config = tyro.cli(RenderBench, args=argv)
+    if min(config.repeats, config.devices) < 1 or config.cores < 0:
+        from splat.errors import UserError
+
+        raise UserError(f"--repeats {config.repeats} --devices {config.devices} --cores {config.cores}: "
+                        "at least 1, 1 and 0")
     if config.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:config.cores])
     if config.devices > 1:
@@ -50,13 +55,17 @@ def measure(config: RenderBench) -> dict[str, Any]:
     import psutil
 
     from splat.cameras import Camera, resized
+    from splat.errors import UserError
     from splat.io.ply import read_ply
     from splat.options import RenderOptions
     from splat.render import count_pairs, pair_bucket, render
     from splat.scene.load import load_scene
 
     gaussians = jax.tree.map(jnp.asarray, read_ply(config.ply))
-    photo = load_scene(config.scene, downscale=config.downscale).photos[config.view]
+    photos = load_scene(config.scene, downscale=config.downscale).photos
+    if not 0 <= config.view < len(photos):
+        raise UserError(f"--view {config.view}: the scene has photos 0 to {len(photos) - 1}")
+    photo = photos[config.view]
     camera = Camera(jnp.asarray(photo.view, jnp.float32), jnp.asarray(photo.intrinsics, jnp.float32),
                     photo.width, photo.height)
     if config.width and config.height:

@@ -45,7 +45,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     A reader sees the old file or the whole new one, never a part. The parent folder is made if needed.
 
     Raises:
-        UserError: the folder cannot be written to.
+        UserError: the folder cannot be written to, the disk is full, or ``path`` is a folder.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -60,6 +60,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        reason = f"cannot write {path} ({error.strerror or error}); free space or choose another place"
+        raise UserError(reason) from error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -113,7 +113,11 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _vertices(path: Path) -> np.ndarray:
     check_file(path, "PLY")
     try:
-        return PlyData.read(str(path))["vertex"].data
+        vertices = PlyData.read(str(path))["vertex"].data
     except (PlyParseError, KeyError, ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"PLY {path} is cut off or no PLY with vertices ({reason}); copy it again") from error
+    lists = [name for name in vertices.dtype.names or () if vertices.dtype[name].hasobject]
+    if lists:
+        raise UserError(f"PLY {path} has a list where property {lists[0]} must be one number; export the scene again")
+    return vertices

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from odin_jax import cli
+import scripts.render
+from odin_jax import cli, pipelines
+from odin_jax.train_config import TrainConfig
+from scripts.render import _write_video
 from splat.errors import UserError
+from splat.io.files import atomic_write
 
 
 def outcome(capsys, *argv):
@@ -79,3 +85,40 @@ def test_every_command_explains_its_options(capsys, command):
     code, out, _ = outcome(capsys, command, "--help")
     assert code == 0
     assert f"odin {command}" in out
+
+
+def test_writing_over_a_folder_is_one_line_and_leaves_nothing(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UserError, match=r"cannot write .*taken"), atomic_write(tmp_path / "taken") as file:
+        file.write(b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_record_without_numbers_is_named_by_the_report(capsys, tmp_path):
+    (tmp_path / "record.json").write_text('{"psnr": "x"}')
+    code, _, err = outcome(capsys, "report", str(tmp_path))
+    assert code == 2
+    assert "record.json: psnr must be a number" in err
+
+
+@pytest.mark.parametrize("name", [":f", ".a:f", "os:", "none.such:f"])
+def test_a_pipeline_that_cannot_be_imported_is_named(tmp_path, name):
+    with pytest.raises(UserError, match=f"--pipeline {name}: cannot be imported"):
+        pipelines.build(TrainConfig(scene=tmp_path, out=tmp_path, pipeline=name))
+
+
+@pytest.mark.parametrize("place", ["folder", "file/video.mp4"])
+def test_a_video_that_cannot_be_written_is_named(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="--out"):
+        _write_video(tmp_path / place, iter([("0", np.zeros((4, 4, 3), np.uint8))]), 30)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_encoder_that_dies_is_an_error_not_a_silent_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts.render, "get_ffmpeg_exe", lambda: shutil.which("false"))
+    frames = iter([("0", np.zeros((200, 200, 3), np.uint8))] * 9)
+    with pytest.raises(UserError, match="ffmpeg could not write"):
+        _write_video(tmp_path / "video.mp4", frames, 30)
+    assert not list(tmp_path.iterdir())

@@ -169,3 +169,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"cannot write .*file/a\.ply .*choose another folder"):
         write_ply(gaussians(), tmp_path / "file" / "a.ply")
+
+
+def test_lists_in_place_of_numbers_are_refused(tmp_path):
+    path = tmp_path / "list.ply"
+    path.write_text("ply\nformat ascii 1.0\nelement vertex 1\nproperty list uchar float x\nend_header\n1 0\n")
+    with pytest.raises(UserError, match=r"list\.ply has a list where property x"):
+        read_ply(path)
