@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -59,6 +60,13 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
         check_camera(camera)
     if options.pair_capacity is None:
         options = dataclasses.replace(options, pair_capacity=_capacity(gaussians, camera, alive, options))
+    return _render(gaussians, camera, alive, background, sh_degree, probe, options)
+
+
+# One compiled program where the caller has none; inlined into the caller's where they do.
+@functools.partial(jax.jit, static_argnames="options", inline=True)
+def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, background: jax.Array | None,
+            sh_degree: int | jax.Array, probe: jax.Array | None, options: RenderOptions) -> RenderOutput:
     proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
     lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1)
     blended: Any = blend(proj.geometry, proj.features, lists, camera.width, camera.height)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from splat import Camera, Gaussians, RenderOptions, render
+from splat import Camera, Gaussians, RenderOptions, RenderOutput, render
 from splat.raster.reference import raster_ref
 
 # Compiling is most of the time of these tests, and what LLVM does to a program in float64 is not what they test.
@@ -90,6 +90,13 @@ def program(renderer: str, options: RenderOptions, sh_degree: int, quick: bool) 
         return total, (out.image, out.alpha, out.depth)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=QUICK if quick else None)
+
+
+@functools.cache
+def forward(options: RenderOptions) -> Callable[..., RenderOutput]:
+    """(gaussians, camera, alive, background) → RenderOutput."""
+    return jax.jit(lambda gaussians, camera, alive, background: render(
+        gaussians, camera, alive=alive, background=background, options=options), compiler_options=QUICK)
 
 
 def named(tree: Any) -> dict[str, np.ndarray]:
