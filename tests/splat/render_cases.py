@@ -15,8 +15,8 @@ from flax import struct
 from splat import Camera, Gaussians, RenderOptions, RenderOutput, render
 from splat.raster.reference import raster_ref
 
-# Compiling is most of the time of these tests, and what LLVM does to a program in float64 is not what they test.
-QUICK = {"xla_backend_optimization_level": 0}
+# Compiling is most of the time of these tests; this takes a third of it, and what it leaves out is not their matter.
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 WIDTH, HEIGHT, ROWS = 37, 29, 40  # of most scenes: no multiples of the tile side
 ROOMY = RenderOptions(pair_capacity=2048)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 import splat
 from splat import Camera, RenderOptions
-from tests.splat.render_cases import QUICK, ROOMY, WIDTH, forward, named, program, random_inputs, random_weights
+from tests.splat.render_cases import QUICK, ROOMY, ROWS, WIDTH, forward, named, program, random_inputs, random_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,9 +29,15 @@ def test_without_options_room_is_counted_where_the_scene_is_known():
     assert int(out.pairs) == int(wanted.pairs)
     np.testing.assert_allclose(out.image, wanted.image, atol=1e-5)
     np.testing.assert_array_equal(out.visible, wanted.visible)
-    closed = jax.jit(lambda background: splat.render(inputs.gaussians, inputs.camera, alive=alive,
-                                                     background=background).image, compiler_options=QUICK)
-    np.testing.assert_allclose(closed(inputs.background), wanted.image, atol=1e-5)
+
+    @jax.jit
+    def closed(probe):
+        out = splat.render(inputs.gaussians, inputs.camera, alive=alive, probe=probe)
+        return out.pairs, out.overflow
+
+    pairs, overflow = closed(jnp.zeros((ROWS, 2)))
+    assert int(pairs) == int(wanted.pairs)
+    assert not bool(overflow)
 
 
 def test_options_key_a_compiled_program():
