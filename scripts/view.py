@@ -15,8 +15,7 @@ from scipy.spatial.transform import Rotation
 from odin_jax.loaded import LoadedRun, open_run
 from splat.errors import UserError
 from splat.gaussians import Gaussians
-
-SH_C0 = 0.28209479177387814  # spec §0.1
+from splat.sh import C0
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def splats(gaussians: Gaussians) -> dict[str, np.ndarray]:
     return {
         "centers": np.asarray(gaussians.means),
         "covariances": axes @ axes.transpose(0, 2, 1),
-        "rgbs": np.clip(0.5 + SH_C0 * np.asarray(gaussians.sh_dc), 0, 1),
+        "rgbs": np.clip(0.5 + C0 * np.asarray(gaussians.sh_dc), 0, 1),
         "opacities": np.asarray(gaussians.opacities)[:, None],
     }
 

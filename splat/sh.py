@@ -52,8 +52,3 @@ def _weighted_bwd(saved: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> t
 
 
 _weighted.defvjp(lambda values, coefficients: (_weighted(values, coefficients), (values, coefficients)), _weighted_bwd)
-
-
-def from_rgb(rgb: jax.Array) -> jax.Array:
-    """Degree-0 coefficient that shows colour ``rgb`` (0..1) from every side."""
-    return (rgb - 0.5) / C0

@@ -15,8 +15,8 @@ import numpy as np
 from splat.errors import UserError
 from splat.gaussians import Gaussians
 from splat.io.files import atomic_write, check_file
+from splat.sh import C0
 
-_SH_C0 = 0.28209479177387814
 _ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("quat", "u1", 4)])
 
 
@@ -42,7 +42,7 @@ def write_splat(gaussians: Gaussians, path: str | Path, *,
     quats = quats / np.maximum(np.linalg.norm(quats, axis=1, keepdims=True), 1e-12)
     table = np.zeros(len(means), _ROW)
     table["mean"], table["scale"] = means, np.exp(log_scales)
-    table["rgba"][:, :3] = _byte(255 * (0.5 + _SH_C0 * colour))
+    table["rgba"][:, :3] = _byte(255 * (0.5 + C0 * colour))
     table["rgba"][:, 3] = _byte(255 * opacity)
     table["quat"] = _byte(128 * quats + 128)
     order = np.argsort(-(log_scales.sum(axis=1) + np.log(np.maximum(opacity, 1e-30))), kind="stable")
@@ -75,7 +75,7 @@ def read_splat(path: str | Path) -> Gaussians:
         means=jnp.asarray(table["mean"]), log_scales=jnp.asarray(np.log(table["scale"])),
         quats=jnp.asarray(quats),
         opacity_logits=jnp.asarray(np.log(opacity / (1 - opacity)), jnp.float32),
-        sh_dc=jnp.asarray((table["rgba"][:, :3].astype(np.float32) / 255 - 0.5) / np.float32(_SH_C0)),
+        sh_dc=jnp.asarray((table["rgba"][:, :3].astype(np.float32) / 255 - 0.5) / np.float32(C0)),
         sh_rest=jnp.zeros((len(table), 15, 3), jnp.float32))
 
 

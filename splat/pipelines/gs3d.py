@@ -30,8 +30,8 @@ from splat.options import RenderOptions
 from splat.pipelines.gs3d_config import Gs3dConfig
 from splat.pipelines.protocol import Evidence, View
 from splat.render import count_pairs, render
+from splat.sh import C0
 
-SH_C0 = 0.28209479177387814  # Y_00, by which the degree-0 coefficient is multiplied
 SH_REST = 15  # coefficients of degrees 1 to 3
 SOON = 4  # a limit within so many times the rows gets its room at once
 
@@ -79,7 +79,7 @@ class Gs3d:
             log_scales=jnp.asarray(_start_log_scales(points, extent)),
             quats=jnp.zeros((rows, 4), jnp.float32).at[:, 0].set(1),
             opacity_logits=jnp.full(rows, logit, jnp.float32),
-            sh_dc=jnp.asarray((colours.astype(np.float32) / 255 - 0.5) / SH_C0, jnp.float32),
+            sh_dc=jnp.asarray((colours.astype(np.float32) / 255 - 0.5) / C0, jnp.float32),
             sh_rest=jnp.zeros((rows, SH_REST, 3), jnp.float32),
         )
         capacity = self._capacity(rows)
