@@ -7,7 +7,9 @@ arguments:
 * ``learning_rates``: a ``Gaussians`` of scalars, one rate per field;
 * ``stepped``: a ``Gaussians`` of boolean scalars; a field that is not stepped keeps its rows and moments
   bit for bit;
-* ``visible`` [N] bool: the rows that took part (used by the sparse form only).
+* ``visible`` [N] bool: the rows that took part (used by the sparse form only);
+* ``count`` [] int32, where an update is made in parts: the count after the step. Left out, it is the state's own plus
+  one if any field is stepped.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from splat.gaussians import Gaussians
+from splat.gaussians import COLOUR_FIELDS, GEOMETRY_FIELDS, Gaussians
 
 BETA1 = 0.9
 BETA2 = 0.999
 EPSILON = 1e-15
+ROUNDING = 1e-5  # share added to the bound of a step, far above what float32 loses in the dozen operations of one
 
 
 class AdamState(NamedTuple):
@@ -51,9 +54,10 @@ def dense_adam(batch: int = 1) -> optax.GradientTransformationExtraArgs:
         *,
         learning_rates: Gaussians,
         stepped: Gaussians,
+        count: jax.Array | None = None,
         **_: object,
     ) -> tuple[Gaussians, AdamState]:
-        count = state.count + jnp.any(jnp.stack(jax.tree.leaves(stepped))).astype(jnp.int32)
+        count = next_count(state.count, stepped) if count is None else count
         exponent = jnp.maximum(count, 1).astype(updates.means.dtype)
         correction1, correction2 = (-jnp.expm1(exponent * math.log(beta)) for beta in (beta1, beta2))
 
@@ -82,9 +86,10 @@ def sparse_adam(batch: int = 1) -> optax.GradientTransformationExtraArgs:
         learning_rates: Gaussians,
         stepped: Gaussians,
         visible: jax.Array,
+        count: jax.Array | None = None,
         **_: object,
     ) -> tuple[Gaussians, AdamState]:
-        count = state.count + jnp.any(jnp.stack(jax.tree.leaves(stepped))).astype(jnp.int32)
+        count = next_count(state.count, stepped) if count is None else count
 
         def field(g: jax.Array, mu: jax.Array, nu: jax.Array, rate: jax.Array, on: jax.Array):
             rows = visible & on
@@ -99,6 +104,52 @@ def sparse_adam(batch: int = 1) -> optax.GradientTransformationExtraArgs:
         return _apply(field, count, updates, state, learning_rates, stepped)
 
     return optax.GradientTransformationExtraArgs(cast(Any, _init), cast(Any, update))
+
+
+def next_count(count: jax.Array, stepped: Gaussians) -> jax.Array:
+    """[] int32 steps taken after a step of the fields ``stepped``: one more if there is any."""
+    return count + jnp.any(jnp.stack(jax.tree.leaves(stepped))).astype(jnp.int32)
+
+
+def worst_step(
+    state: AdamState,
+    count: jax.Array | int,
+    learning_rates: Gaussians,
+    stepped: Gaussians,
+    *,
+    batch: int = 1,
+    bias_corrected: bool,
+) -> Gaussians:
+    """Most that each element of the geometry fields can change in the step that ``count`` (1-based) numbers,
+    whatever the gradient is (design §6). The colour fields of the result are None.
+
+    ``state`` holds the moments (m, v) before that step, so ``count`` is ``state.count + 1`` where the step is
+    the next one. ``bias_corrected`` is true for ``dense_adam``; for ``sparse_adam`` c₁ = c₂ = 1.
+    ``learning_rates``, ``stepped`` and ``batch`` as there. Fields that are not stepped have zero.
+
+    Let a = β₁m and b = (1−β₁)g, so m′ = a + b, and let D = √(v′/c₂) + ε be the divisor. Then D² ≥ v′/c₂ + ε² =
+    P + Q with P = β₂v/c₂ + ε² and Q = (1−β₂)g²/c₂ = b²/w, w = c₂(1−β₁)²/(1−β₂). By Cauchy–Schwarz
+    |a + b| = |(a/√P)·√P + √w·(b/√w)| ≤ √(a²/P + w)·√(P + Q), hence |m′|/D ≤ √(a²/P + w), reached at
+    b = aw/P where ε is negligible. ε² in P keeps this finite for v = 0, where m is 0 too or so small that g² was
+    lost to underflow. A g that small now adds to |m′|/D no more than the last term below, (1−β₁)|g|/ε at the
+    least normal (1−β₂)g². Rounding is covered by ``ROUNDING``. Moments that are not finite give no finite bound.
+    """
+    beta1, beta2, epsilon = BETA1**batch, BETA2**batch, EPSILON / batch**0.5
+    dtype = state.mu.means.dtype
+    exponent = jnp.asarray(count).astype(dtype)
+    one = jnp.ones((), dtype)
+    c1, c2 = (-jnp.expm1(exponent * math.log(b)) if bias_corrected else one for b in (beta1, beta2))
+    new = c2 * ((1 - beta1) ** 2 / (1 - beta2))
+    lost = (1 - beta1) / epsilon * math.sqrt(float(jnp.finfo(dtype).tiny) / (1 - beta2))
+
+    def field(name: str) -> jax.Array:
+        mu, nu = getattr(state.mu, name), getattr(state.nu, name)
+        old = beta1 * jnp.abs(mu) / jnp.sqrt(nu * (beta2 / c2) + epsilon**2)
+        bound = (jnp.sqrt(old * old + new) + lost) * ((1 + ROUNDING) / c1 * getattr(learning_rates, name))
+        return jnp.where(getattr(stepped, name), bound, jnp.zeros_like(bound))
+
+    unbounded: Any = dict.fromkeys(COLOUR_FIELDS)
+    return Gaussians(**{name: field(name) for name in GEOMETRY_FIELDS}, **unbounded)
 
 
 def _init(params: Any) -> AdamState:

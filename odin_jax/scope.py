@@ -1,0 +1,99 @@
+"""Conservative scopes of a task unit (paper §2.1, §4.3; design §6).
+
+A unit U renders the views it holds, so before it observes anything the rows it can depend on are
+
+    R⁺(U) = ∪ over its views of {p : the view can touch p in every state that U may come to read}.
+
+While an earlier unit A is pending that state is not known yet, but it lies in a box: A is one optimizer step, which
+moves each parameter by no more than a bound known from the published moments alone. A pipeline declares both halves,
+
+* ``drift(state, step)``: that bound at the pending 1-based ``step``, a ``Gaussians`` with the colour fields None;
+* ``reach(state, camera, drift)``: [N] bool, the rows that a render of ``camera`` can touch anywhere in the box,
+
+and R⁺ is the union of ``reach``. So it may be computed on the published rows at any time before A's publication, and
+still holds after it. A gradient is zero outside the rows a view touches, so U updates a part of what it reads:
+W⁺(U) ⊆ R⁺(U). The rows of U's realized activity C_U lie in R⁺(U), which a run can check.
+
+No scope, or one so broad that waiting for its rows saves nothing, is answered by the synchronised phase (paper §4.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from splat.cameras import Camera
+
+
+def unit_scope(pipeline: Any, state: Any, cameras: Sequence[Camera], step: jax.Array,
+               written: jax.Array | None = None) -> jax.Array | None:
+    """R⁺ [N] bool of a unit with ``cameras``, on the published ``state``, while ``step`` (1-based) is pending.
+
+    ``written`` [N] bool: the only rows that the pending step may still change; the others are tested exactly, but for
+    a pixel. None: any row may change. Under dense Adam every row moves by its moments, also without gradient, so
+    there ``written`` may leave out rows only if that part of the step is already in ``state``.
+    Pure, jittable; under ``shard_map`` each rank gives its own views, and the union over ranks is the unit's.
+    None if the pipeline declares no ``reach`` and ``drift``: no scope, hence the synchronised phase.
+    """
+    if not cameras or not declares_scope(pipeline):
+        return None
+    drift = pipeline.drift(state, step)
+    if written is not None:
+        drift = jax.tree.map(lambda bound: jnp.where(_per_row(written, bound), bound, jnp.zeros_like(bound)), drift)
+    return reach_of_views(pipeline, state, cameras, drift)
+
+
+def declares_scope(pipeline: Any) -> bool:
+    """Whether the pipeline has the hooks of a conservative scope."""
+    return callable(getattr(pipeline, "reach", None)) and callable(getattr(pipeline, "drift", None))
+
+
+def reach_of_views(pipeline: Any, state: Any, cameras: Sequence[Camera], drift: Any) -> jax.Array:
+    """[N] bool, union of ``pipeline.reach`` over at least one camera; views of one size run in one loop."""
+    def reach(camera: Camera) -> jax.Array:
+        return pipeline.reach(state, camera, drift)
+
+    sizes: dict[tuple[int, int], list[Camera]] = {}
+    for camera in cameras:
+        sizes.setdefault((camera.width, camera.height), []).append(camera)
+    parts = [reach(alike[0]) if len(alike) == 1 else
+             jnp.any(jax.lax.map(reach, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)), axis=0)
+             for alike in sizes.values()]
+    union = parts[0]
+    for part in parts[1:]:
+        union = union | part
+    return union
+
+
+def write_scope(read: jax.Array, expected: jax.Array | None = None) -> jax.Array:
+    """W⁺ ⊆ R⁺, [N] bool, before a unit has run.
+
+    With ``expected`` None it is R⁺ itself, the only choice that is certain. ``expected`` [N] bool is evidence: the rows
+    that the unit's views really updated last time under the same structural version. That may miss rows, so only
+    throughput-first uses it, and counts what it missed (:func:`mispredicted`).
+    """
+    return read if expected is None else read & expected
+
+
+def mispredicted(active: jax.Array, write: jax.Array) -> jax.Array:
+    """[] int32 rows of the realized activity ``active`` that the write scope had left out (late writes)."""
+    return jnp.sum(active & ~write, dtype=jnp.int32)
+
+
+def usable(read: int | None, alive: int, limit: float) -> str | None:
+    """Why a scope cannot serve for waiting row by row, or None if it can.
+
+    ``read`` = |R⁺(B)| or None without a scope, ``alive`` rows exist, and ``limit`` in (0, 1] is the largest share of
+    them a scope may have. Plain Python on counts that all hosts share, so that all decide alike. An empty scope is
+    usable: nothing it reads is pending.
+    """
+    if read is None:
+        return "missing scope"
+    return "scope too broad" if read > limit * alive else None
+
+
+def _per_row(rows: jax.Array, like: jax.Array) -> jax.Array:
+    return rows.reshape(rows.shape + (1,) * (like.ndim - 1))
