@@ -187,7 +187,7 @@ def _gradient(
     grads, evidence = pipeline.loss_and_grad(state, views, step, room)
     scalars = {name: getattr(evidence, name) for name in ("loss", "mse", "pairs", "overflow")}
     scalars["finite"] = health.all_finite(grads)
-    return _Launched(grads, evidence, scalars)
+    return _Launched(grads, dataclasses.replace(evidence, active=None), scalars)
 
 
 def exported(state: Any) -> Gaussians:

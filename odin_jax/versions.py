@@ -88,7 +88,7 @@ def produce(now: VersionedState, unit: int, staged: Any) -> VersionedState:
 
 
 def publish(now: VersionedState, unit: int, part: str, state: Any) -> VersionedState:
-    """A part of the update of ``unit`` is readable in ``state``; the urgent parts come first, geometry before colour."""
+    """A part of the update of ``unit`` is readable in ``state``: urgent geometry, then urgent colour, then the rest."""
     slot = now.slot(unit)
     if slot.phase != PENDING:
         raise IllegalTransition(f"unit {unit} is not pending: it has nothing to publish")

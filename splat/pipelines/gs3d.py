@@ -24,11 +24,12 @@ from splat import density, optim, schedule
 from splat.cameras import Camera
 from splat.density import DensityStats
 from splat.errors import UserError
-from splat.gaussians import FIELDS, Gaussians
+from splat.gaussians import COLOUR_FIELDS, FIELDS, GEOMETRY_FIELDS, Gaussians
 from splat.loss import mean_squared_error, photometric
 from splat.options import RenderOptions
 from splat.pipelines.gs3d_config import Gs3dConfig
 from splat.pipelines.protocol import Evidence, View
+from splat.pipelines.rows import Rows, StepInputs, only, present
 from splat.render import count_pairs, render
 from splat.sh import C0
 
@@ -53,6 +54,9 @@ class Gs3d:
     """The 3DGS pipeline; see ``splat.pipelines.protocol.Pipeline`` for the contract of each method."""
 
     name = "3dgs"
+    geometry_fields = GEOMETRY_FIELDS
+    colour_fields = COLOUR_FIELDS
+    local_fields = ("stats",)
 
     def __init__(self, config: Gs3dConfig):
         self.config = config
@@ -115,20 +119,27 @@ class Gs3d:
         if len(views) == 1:
             return of_view(views[0])
 
-        def add(total: tuple[Gaussians, Evidence], view: View) -> tuple[tuple[Gaussians, Evidence], None]:
-            (grads, evidence), (grads_one, evidence_one) = total, of_view(view)
-            pairs = jnp.maximum(evidence.pairs, evidence_one.pairs)
-            evidence = replace(jax.tree.map(jnp.add, evidence, evidence_one), pairs=pairs)
-            return (jax.tree.map(jnp.add, grads, grads_one), evidence), None
+        def add(total: tuple[Gaussians, Evidence], view: View) -> tuple[tuple[Gaussians, Evidence], jax.Array]:
+            (grads, evidence), (grads_one, one) = total, of_view(view)
+            pairs, active = jnp.maximum(evidence.pairs, one.pairs), one.active[0]
+            evidence = replace(jax.tree.map(jnp.add, evidence, replace(one, active=None)), pairs=pairs)
+            return (jax.tree.map(jnp.add, grads, grads_one), evidence), active
 
-        total = _nothing(state)
-        for alike in _by_shape(views):
-            total, _ = jax.lax.scan(add, total, alike)
+        total, active, order = _nothing(state), [], []
+        for places, alike in _by_shape(views):
+            total, of_group = jax.lax.scan(add, total, alike)
+            active.append(of_group)
+            order += places
         grads, evidence = total
         share = 1 / len(views)
         return (
             jax.tree.map(lambda field: field * share, grads),
-            replace(evidence, loss=evidence.loss * share, mse=evidence.mse * share),
+            replace(
+                evidence,
+                loss=evidence.loss * share,
+                mse=evidence.mse * share,
+                active=jnp.concatenate(active)[np.argsort(order)],
+            ),
         )
 
     def update(self, state: Gs3dState, grads: Gaussians, evidence: Evidence, step: jax.Array) -> Gs3dState:
@@ -136,22 +147,48 @@ class Gs3d:
 
         Fields that have no gradient at ``step`` in the released code are not stepped (see the module's text).
         """
+        inputs = self.step_inputs(state, step)
+        rows = self.step_rows(self.rows(state), grads, evidence.visible_count > 0, inputs)
+        return self.with_rows(self.observe(state, evidence, step), rows, inputs)
+
+    def observe(self, state: Gs3dState, evidence: Evidence, step: jax.Array) -> Gs3dState:
+        """The state with the density statistics of the unit added."""
         counting = step < self.config.densify_until
         stats = DensityStats(
             state.stats.grad_accum + jnp.where(counting, evidence.magnitude, 0),
             state.stats.denom + jnp.where(counting, evidence.visible_count, 0),
         )
-        updates, optimizer = self._optimizer.update(
-            grads,
-            state.optimizer,
-            state.gaussians,
-            learning_rates=self.learning_rates(step, state.extent),
-            stepped=self.stepped(step),
-            visible=evidence.active,
-        )
+        return replace(state, stats=stats)
+
+    def step_inputs(self, state: Gs3dState, step: jax.Array) -> StepInputs:
+        """Count, rates and stepped fields of the optimizer step ``step``."""
+        stepped = self.stepped(step)
+        count = optim.next_count(state.optimizer.count, stepped)
+        return StepInputs(count, self.learning_rates(step, state.extent), stepped)
+
+    def rows(self, state: Gs3dState) -> Rows:
+        """Parameters and moments."""
+        return Rows(state.gaussians, state.optimizer.mu, state.optimizer.nu)
+
+    def with_rows(self, state: Gs3dState, rows: Rows, inputs: StepInputs) -> Gs3dState:
+        """The state after the optimizer step that gave ``rows``."""
         return replace(
-            state, gaussians=jax.tree.map(jnp.add, state.gaussians, updates), optimizer=optimizer, stats=stats
+            state, gaussians=rows.params, optimizer=optim.AdamState(inputs.count, rows.mu, rows.nu)
         )
+
+    def step_rows(self, rows: Rows, grads: Any, visible: jax.Array, inputs: StepInputs) -> Rows:
+        """One optimizer step of the given rows [M] and of the fields that they have; ``visible`` [M] bool."""
+        fields = present(grads)
+        updates, after = self._optimizer.update(
+            grads,
+            optim.AdamState(inputs.count, rows.mu, rows.nu),
+            rows.params,
+            learning_rates=only(inputs.rates, fields),
+            stepped=only(inputs.stepped, fields),
+            visible=visible,
+            count=inputs.count,
+        )
+        return Rows(jax.tree.map(jnp.add, rows.params, updates), after.mu, after.nu)
 
     def learning_rates(self, step: jax.Array, extent: jax.Array) -> Gaussians:
         """Rate of each field at ``step`` as a ``Gaussians`` of [] float32 (spec §0.4), × √B under the √B
@@ -257,14 +294,15 @@ def _scope(
     return count_pairs(gaussians, camera, alive=alive, options=options)
 
 
-def _by_shape(views: Sequence[View]) -> list[View]:
-    """The views stacked along a new first axis, one stack for each combination of image size and mask or
+def _by_shape(views: Sequence[View]) -> list[tuple[list[int], View]]:
+    """Places in the unit and the views stacked along a new first axis, for each combination of image size and mask or
     none.
     """
-    groups: dict[object, list[View]] = {}
-    for view in views:
-        groups.setdefault((view.camera.width, view.camera.height, view.mask is None), []).append(view)
-    return [jax.tree.map(lambda *leaves: jnp.stack(leaves), *group) for group in groups.values()]
+    groups: dict[object, list[int]] = {}
+    for place, view in enumerate(views):
+        groups.setdefault((view.camera.width, view.camera.height, view.mask is None), []).append(place)
+    return [(places, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(views[place] for place in places)))
+            for places in groups.values()]
 
 
 def _nothing(state: Gs3dState) -> tuple[Gaussians, Evidence]:
@@ -272,7 +310,7 @@ def _nothing(state: Gs3dState) -> tuple[Gaussians, Evidence]:
     rows, dtype = state.alive.shape, state.gaussians.means.dtype
     zero = jnp.zeros((), dtype)
     return jax.tree.map(jnp.zeros_like, state.gaussians), Evidence(
-        active=jnp.zeros(rows, bool),
+        active=None,
         magnitude=jnp.zeros(rows, dtype),
         visible_count=jnp.zeros(rows, jnp.int32),
         pairs=jnp.zeros((), jnp.int32),
@@ -305,7 +343,7 @@ def _view_loss_and_grad(
     probe = jnp.zeros((gaussians.count, 2), dtype)
     (value, out), (grads, probe_grad) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(gaussians, probe)
     return grads, Evidence(
-        active=out.visible,
+        active=_took_part(grads)[None],
         magnitude=jnp.linalg.norm(probe_grad, axis=-1),
         visible_count=out.visible.astype(jnp.int32),
         pairs=out.pairs.astype(jnp.int32),
@@ -313,6 +351,12 @@ def _view_loss_and_grad(
         loss=value,
         mse=mean_squared_error(out.image, photo, mask),
     )
+
+
+def _took_part(grads: Gaussians) -> jax.Array:
+    """[N] bool: rows with a gradient that is not zero, or no number."""
+    fields = [(field != 0).reshape(len(field), -1).any(axis=1) for field in jax.tree.leaves(grads)]
+    return jnp.stack(fields).any(axis=0)
 
 
 @partial(jax.jit, static_argnames="capacity")

@@ -22,6 +22,7 @@ from flax import struct
 
 from splat.cameras import Camera
 from splat.gaussians import Gaussians
+from splat.pipelines.rows import Rows, StepInputs
 
 
 @struct.dataclass
@@ -38,7 +39,7 @@ class View:
 class Evidence:
     """What one unit really did (paper §4.3), known after backward."""
 
-    active: jax.Array  # [N] bool, C_U: rows that took part in a view of the unit
+    active: Any  # [V, N] bool per view: rows with a gradient; their union is C_U (None where nobody asks)
     magnitude: jax.Array  # [N] g_U(p): norms of each view's own NDC position gradient, summed over views
     visible_count: jax.Array  # [N] int32, in how many views of the unit the row was visible
     pairs: jax.Array  # [] int32, tile-row pairs of the largest view
@@ -86,4 +87,43 @@ class Pipeline(Protocol):
 
         All rows are alive and of full SH degree. The image is NaN when the pairs exceed ``pair_capacity``.
         """
+        ...
+
+
+class RowPipeline(Pipeline, Protocol):
+    """What a pipeline offers beside, so that its steps can be published by rows and fields (design §7).
+
+    ``update`` is then ``observe`` and ``step_rows`` on all rows; both ways give the same numbers.
+    """
+
+    geometry_fields: tuple[str, ...]  # fields of a row that are read to project, cull, bin and sort
+    colour_fields: tuple[str, ...]  # fields that are read only to blend
+    local_fields: tuple[str, ...]  # fields of the state that are sums over views and only structural events read
+
+    def observe(self, state: Any, evidence: Evidence, step: jax.Array) -> Any:
+        """The state with the statistics of a unit added to its ``local_fields``."""
+        ...
+
+    def step_inputs(self, state: Any, step: jax.Array) -> StepInputs:
+        """What is the same for all rows in the optimizer step ``step``; the state is the one before it."""
+        ...
+
+    def rows(self, state: Any) -> Rows:
+        """Parameters and moments, [N, ...] each."""
+        ...
+
+    def with_rows(self, state: Any, rows: Rows, inputs: StepInputs) -> Any:
+        """The state with other rows and the count of ``inputs``."""
+        ...
+
+    def step_rows(self, rows: Rows, grads: Any, visible: jax.Array, inputs: StepInputs) -> Rows:
+        """The optimizer step of M rows and of the fields that are not None; element-wise. ``visible`` [M] bool."""
+        ...
+
+    def drift(self, state: Any, step: jax.Array) -> Any:
+        """How far each geometry parameter may move in the optimizer step ``step``, whatever the gradient [N, ...]."""
+        ...
+
+    def reach(self, state: Any, camera: Camera, drift: Any) -> jax.Array:
+        """[N] bool: rows that a render of ``camera`` may touch once parameters moved by no more than ``drift``."""
         ...

@@ -69,7 +69,7 @@ class Toy:
         grads = grads.replace(sh_dc=jnp.where(overflow, jnp.nan, grads.sh_dc + bad[:, None]))
         n = len(state.alive)
         return grads, Evidence(
-            active=state.alive,
+            active=jnp.broadcast_to(state.alive, (len(views), n)),
             magnitude=jnp.zeros(n),
             visible_count=jnp.ones(n, jnp.int32),
             pairs=pairs,

@@ -208,7 +208,8 @@ def test_a_unit_is_the_mean_of_its_views_whatever_their_size(compiled):
     evidence = units[0][1]
     assert int(evidence.pairs) >= max(int(one[1].pairs) for one in alone[:2])
     assert int(jnp.max(evidence.visible_count)) == 3 and not bool(evidence.overflow)
-    np.testing.assert_array_equal(evidence.active, np.asarray(evidence.visible_count) > 0)
+    np.testing.assert_array_equal(evidence.active[:2], np.concatenate([one[1].active for one in alone[:2]]))
+    assert not np.any(np.asarray(evidence.active) & ~(np.asarray(evidence.visible_count) > 0))
 
 
 def test_only_rows_in_scope_get_gradients(compiled):
@@ -218,7 +219,7 @@ def test_only_rows_in_scope_get_gradients(compiled):
     )
     grads, evidence = compiled.loss_and_grad(state, (view(0),), jnp.int32(60), ROOM)
     scope, pairs = compiled.pipeline.scope(state, view(0).camera)
-    active = np.asarray(evidence.active)
+    active = np.asarray(evidence.active)[0]
     assert np.all(np.asarray(scope)[active]) and not np.any(active[:100]) and active[100:POINTS].mean() > 0.5
     assert not np.any(active[POINTS:]) and int(pairs) == int(evidence.pairs)
     for field in FIELDS:
