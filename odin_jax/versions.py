@@ -72,7 +72,7 @@ def observe(now: VersionedState, unit: int, structural: int, late: Rows | None =
     if structural != now.structural:
         raise IllegalTransition(f"unit {unit} was validated for structural version {structural}, not {now.structural}")
     if late is not None:
-        if before is None:
+        if before is None or REST in before.parts:
             raise IllegalTransition(f"unit {unit} has no pending predecessor to read late")
         if now.skipped is not None and int(count(late & now.skipped)):
             raise IllegalTransition(f"unit {unit} would skip a second update of a row")
