@@ -17,7 +17,6 @@ through in strips of rows that stay in the cache.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -25,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from splat.apart import apart
 
 RADIUS = 5  # the window reaches this many pixels to each side
 SIGMA = 1.5  # pixels
@@ -146,7 +147,7 @@ def _strip(channels: int, x: jax.Array, y: jax.Array, weights: jax.Array) -> tup
     outside the image have weight zero, so neither their map nor its derivatives count.
     """
     moments = _filtered(jnp.stack([x, y, x * x + y * y, x * y]), channels)
-    maps = _apart(partial(_map_and_derivatives, weights=weights), moments)
+    maps = apart(partial(_map_and_derivatives, weights=weights), _finite(moments), moments)
     reach = RADIUS * channels
     d_mean, d_square, d_product = _filtered(jnp.pad(maps[1:], ((0, 0), (0, 0), (reach, reach))), channels)
     inner = (slice(2 * RADIUS, -2 * RADIUS), slice(reach, -reach))
@@ -187,22 +188,9 @@ def _filtered(maps: jax.Array, channels: int) -> jax.Array:
             (tap * values[:, :, i * channels : i * channels + columns] for i, tap in enumerate(taps)),
         )
 
-    return _apart(sideways, down)
+    return apart(sideways, _finite(down), down)
 
 
-def _apart(function: Callable[[jax.Array], jax.Array], array: jax.Array) -> jax.Array:
-    """``function(array)``, stored before it is used.
-
-    XLA:CPU drops optimization barriers before it fuses, and then recomputes a filter pass in each of its
-    consumers (1.6 times slower). It does not fuse across a branch, so the call is put behind a condition
-    that always holds.
-    """
-    if jax.default_backend() != "cpu":
-        return function(array)
-    shape = jax.eval_shape(function, array)
-    return lax.cond(
-        array[(0,) * array.ndim] != jnp.finfo(array.dtype).max,
-        function,
-        lambda _: jnp.full(shape.shape, jnp.nan, shape.dtype),
-        array,
-    )
+def _finite(array: jax.Array) -> jax.Array:
+    """[] bool that always holds: no value here reaches the largest number there is."""
+    return array[(0,) * array.ndim] != jnp.finfo(array.dtype).max
