@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -68,3 +71,43 @@ def test_a_damaged_checkpoint_is_one_line_with_the_remedy(folder):
     with pytest.raises(UserError, match=r"cannot read the checkpoint .*delete that folder") as caught:
         checkpoint.read(folder, 3)
     assert "\n" not in str(caught.value)
+
+
+def largest_file(folder):
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def test_one_changed_bit_of_an_array_is_noticed(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, {"a": np.random.default_rng(0).normal(size=4000)}, META)
+    checkpoints.finish()
+    file = largest_file(tmp_path / "checkpoints" / "1")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="delete that folder"):
+        checkpoint.read(tmp_path / "checkpoints", 1)
+
+
+def test_a_changed_number_of_the_json_part_is_noticed(folder):
+    file = folder / "3" / "meta" / "metadata"
+    file.write_text(file.read_text().replace("1.5", "2.5"))
+    with pytest.raises(UserError, match="checksums"):
+        checkpoint.read(folder, 3)
+
+
+def test_reads_that_outlive_a_damaged_checkpoint_print_nothing(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, {f"a{i}": rng.normal(size=20_000) for i in range(30)}, META)
+    checkpoints.finish()
+    file = largest_file(tmp_path / "checkpoints" / "1")
+    data = file.read_bytes()
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: heard.append(str(unraisable.exc_value)))
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        file.write_bytes(data[: int(share * len(data))])
+        with pytest.raises(UserError, match="cannot read the checkpoint"):
+            checkpoint.read(tmp_path / "checkpoints", 1)
+    time.sleep(0.3)  # the reads that were left behind end in threads of their own
+    assert heard == []
