@@ -51,6 +51,7 @@ class PlanConfig:
     ] = ()  # structural events as EVENT:FIRST:LAST:EVERY in steps, e.g. densify:500:15000:100
     without: tuple[str, ...] = DEFAULTS.without  # ablation: lp, sds, sas, dds, das, hogwild
     test_every: int = 8  # every n-th photo is a test view and not planned; 0: none
+    images: str | None = None  # folder of photos inside the scene; None: images, else input
     ranks: int = DEFAULTS.ranks  # ranks that share a unit's views
     hosts: int = 1  # hosts that the ranks are spread over, for the simulated timeline
     gbps: float = 160.0  # Gbit/s of each host's network port, for the simulated timeline
@@ -61,7 +62,7 @@ def main(config: PlanConfig) -> None:
     """Write the plan and print what it is made of. Raises UserError or PlanError with one line for bad
     input.
     """
-    capture = read_capture(config.scene, config.test_every)
+    capture = read_capture(config.scene, config.test_every, config.images)
     profile = NOMINAL if config.profile is None else load_profile(config.profile)
     options = PlanOptions(**{name: getattr(config, name) for name in vars(DEFAULTS)})
     options.check()
@@ -94,14 +95,17 @@ def main(config: PlanConfig) -> None:
             console.print(f"wrote {path}", soft_wrap=True)
 
 
-def read_capture(path: Path, test_every: int) -> Capture:
-    """The training views of a scene, or every view of an ``.npz`` that has tracks only."""
+def read_capture(path: Path, test_every: int, images: str | None = None) -> Capture:
+    """The training views of a scene, or every view of an ``.npz`` that has tracks only.
+
+    ``images`` is the folder of photos inside a COLMAP scene; None: the usual ones.
+    """
     if path.suffix == ".npz" and path.is_file():
         with np.load(path) as data:
             tracks_only = "head" not in data
         if tracks_only:
             return load_tracks(path)
-    return training_capture(load_scene(path, test_every=test_every))
+    return training_capture(load_scene(path, test_every=test_every, images=images))
 
 
 def _rules(texts: tuple[str, ...]) -> tuple[StructuralRule, ...]:

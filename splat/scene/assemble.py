@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from splat.errors import UserError
-from splat.scene.photos import Header, read_header
+from splat.scene.photos import Header, read_header, training_size
 from splat.scene.source import Lens, SourceScene, SourceView, two_focal
 from splat.scene.split import scene_extent, split_by_name, split_by_roles
 from splat.scene.types import AlphaMode, Distortion, Photo, Scene, Tracks
@@ -91,7 +91,7 @@ def _present(views: list[SourceView], path: Path) -> tuple[list[tuple[SourceView
     missing = [view for view in ordered if not view.path.exists()]
     if len(missing) == len(ordered):
         raise UserError(f"none of the {len(ordered)} listed photos exists, e.g. {ordered[0].path}; "
-                        f"put the photos there or name their folder with images=")
+                        f"put the photos there or name their folder inside the scene with --images")
     gone = {id(view) for view in missing}
     found = [(view, read_header(view.path)) for view in ordered if id(view) not in gone]
     if not missing:
@@ -103,7 +103,7 @@ def _present(views: list[SourceView], path: Path) -> tuple[list[tuple[SourceView
 def _photo(view: SourceView, header: Header, masks_folder: Path | None, options: LoadOptions) -> Photo:
     lens = _at_file_size(two_focal(view.lens, view.name), header, view)
     intrinsics, width, height, distortion = _pinhole(lens)
-    size = (max(1, round(width / options.downscale)), max(1, round(height / options.downscale)))
+    size = training_size(width, height, options.downscale, view.name)
     scale = np.asarray([size[0] / width, size[1] / height] * 2)
     mask = view.mask_path if view.mask_path is not None else _find_mask(masks_folder, view.name)
     return Photo(name=view.name, path=view.path, width=size[0], height=size[1], view=view.view,
@@ -157,7 +157,7 @@ def _split(views: list[SourceView], test_every: int) -> tuple[tuple[int, ...], t
     roles = [view.role for view in views]
     train, test = split_by_roles(roles) if any(roles) else split_by_name(len(views), test_every)
     if not train:
-        raise UserError("no training view is left; check the split files or test_every")
+        raise UserError("no training view is left; check the split files or --test-every")
     return train, test
 
 

@@ -109,7 +109,7 @@ def _reconstruction(folder: Path) -> Any:
 def _photo_folder(root: Path, images: str | None) -> Path:
     if images is not None:
         if not (root / images).is_dir():
-            raise UserError(f"folder of photos {root / images} does not exist; give the right images=")
+            raise UserError(f"folder of photos {root / images} does not exist; give the right --images")
         return root / images
     return next((root / name for name in _PHOTO_FOLDERS if (root / name).is_dir()), root)
 

@@ -40,17 +40,18 @@ def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, s
         The scene, photos sorted by name; ``Scene.warnings`` holds what was skipped or chosen.
 
     Raises:
-        UserError: one line with file and remedy for any input that cannot be used.
+        UserError: one line with file and remedy for any input that cannot be used; an argument is named as
+                the option of the command line.
     """
     path = Path(path)
     if not (math.isfinite(downscale) and downscale > 0):
-        raise UserError(f"downscale={downscale} is not a positive number; use 1, 2, 4 or 8")
+        raise UserError(f"--downscale {downscale:g} is not a positive number; use 1, 2, 4 or 8")
     if max_points is not None and max_points < 1:
-        raise UserError(f"max_points={max_points} is not positive; leave it out to keep all points")
+        raise UserError(f"--max-points {max_points} is not positive; leave it out to keep all points")
     if len(background) != 3 or not all(0 <= value <= 1 for value in background):
         raise UserError(f"background={background} is not three numbers in 0..1; use e.g. (1, 1, 1) for white")
     if alpha not in (None, "mask", "background"):
-        raise UserError(f"alpha={alpha!r} is unknown; use 'mask' or 'background'")
+        raise UserError(f"--alpha {alpha} is unknown; use mask or background")
     if not path.exists():
         raise UserError(f"scene {path} does not exist; check the path")
     options = LoadOptions(downscale, test_every, seed, background, alpha or "mask")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from splat.errors import UserError
 from splat.io.files import atomic_write, check_file
-from splat.scene.photos import encoded_bytes
+from splat.scene.photos import encoded_bytes, training_size
 from splat.scene.types import Photo, Scene, Tracks, load_photo
 
 _FORMAT = 1
@@ -95,7 +95,7 @@ def load_npz(path: Path, *, downscale: float = 1) -> Scene:
 def _photo(path: Path, head: dict[str, Any], arrays: dict[str, np.ndarray], index: int,
            downscale: float) -> Photo:
     stored = arrays["sizes"][index]
-    width, height = (max(1, round(int(side) / downscale)) for side in stored)
+    width, height = training_size(int(stored[0]), int(stored[1]), downscale, head["names"][index])
     scale = np.asarray([width / stored[0], height / stored[1]] * 2)
     return Photo(name=head["names"][index], path=path, width=width, height=height,
                  view=arrays["views"][index], intrinsics=arrays["intrinsics"][index] * scale,

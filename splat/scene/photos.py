@@ -73,6 +73,19 @@ def decode(photo: Photo, alpha: str, background: tuple[float, float, float]
     return _resized(rgb, size), None if weights is None else _resized(weights, size)
 
 
+def training_size(width: int, height: int, downscale: float, name: str) -> tuple[int, int]:
+    """(width, height) in pixels of a photo whose sides are divided by ``downscale``.
+
+    Raises:
+        UserError: nothing of a side would be left.
+    """
+    size = (round(width / downscale), round(height / downscale))
+    if min(size) < 1:
+        raise UserError(f"--downscale {downscale:g} leaves nothing of photo {name}, which is {width}x{height}; "
+                        "use a smaller number")
+    return size
+
+
 def encoded_bytes(photo: Photo) -> bytes:
     """The photo's file as it is, for storing it elsewhere."""
     if photo.entry is not None:

@@ -18,7 +18,7 @@ def split_by_name(count: int, test_every: int) -> tuple[tuple[int, ...], tuple[i
         UserError: ``test_every`` is 1 or negative, so nothing would be left to train on.
     """
     if test_every < 0 or test_every == 1:
-        raise UserError(f"test_every={test_every} leaves no training view; use 0 (none) or more than 1")
+        raise UserError(f"--test-every {test_every} leaves no training view; use 0 (none) or more than 1")
     test = tuple(range(0, count, test_every)) if test_every and count > 1 else ()
     held = set(test)
     return tuple(index for index in range(count) if index not in held), test

@@ -184,12 +184,12 @@ def test_all_photos_missing(text_capture):
     for path in (text_capture / "images").iterdir():
         path.unlink()
     refusal(
-        lambda: load_scene(text_capture), "none of the 3 listed photos exists", str(text_capture), "images="
+        lambda: load_scene(text_capture), "none of the 3 listed photos exists", str(text_capture), "--images"
     )
 
 
 def test_a_named_folder_of_photos_that_does_not_exist(text_capture):
-    refusal(lambda: load_scene(text_capture, images="photos"), str(text_capture / "photos"), "images=")
+    refusal(lambda: load_scene(text_capture, images="photos"), str(text_capture / "photos"), "--images")
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
@@ -256,12 +256,13 @@ def test_a_photo_listed_twice(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"downscale": 0}, ("downscale=0", "use 1")),
-        ({"downscale": float("nan")}, ("downscale=nan", "use 1")),
-        ({"test_every": 1}, ("test_every=1", "use 0")),
-        ({"test_every": -2}, ("test_every=-2", "use 0")),
-        ({"max_points": 0}, ("max_points=0", "leave it out")),
-        ({"alpha": "matte"}, ("alpha='matte'", "use 'mask'")),
+        ({"downscale": 0}, ("--downscale 0", "use 1")),
+        ({"downscale": 97}, ("--downscale 97 leaves nothing", "a.png", "64x48", "smaller")),
+        ({"downscale": float("nan")}, ("--downscale nan", "use 1")),
+        ({"test_every": 1}, ("--test-every 1", "use 0")),
+        ({"test_every": -2}, ("--test-every -2", "use 0")),
+        ({"max_points": 0}, ("--max-points 0", "leave it out")),
+        ({"alpha": "matte"}, ("--alpha matte", "use mask")),
         ({"background": (1, 2, 3)}, ("background=(1, 2, 3)", "(1, 1, 1)")),
     ],
 )
