@@ -45,6 +45,7 @@ class TrainConfig:
 AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,
             "checkpoint_every": 1, "keep_checkpoints": 1, "log_every": 1, "image_every": 0,
             "photo_cache_mb": 1}
+SEEDS = 2**32  # a pipeline may keep the seed as uint32
 SHARED = ("iterations", "batch", "cap")  # fields of the pipeline that the run's own fields decide
 
 
@@ -57,6 +58,8 @@ def resolved(config: TrainConfig) -> TrainConfig:
         value = getattr(config, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    if config.seed >= SEEDS:
+        raise UserError(f"--seed {config.seed}: must be below {SEEDS}")
     for name in SHARED:
         if getattr(config.gs3d, name) != getattr(Gs3dConfig, name):
             raise UserError(f"--gs3d.{name} follows from the run: give --{name} instead")

@@ -56,10 +56,13 @@ def read_ply(path: str | Path) -> Gaussians:
     Surfels (two scales) keep their two columns.
 
     Raises:
-        UserError: missing, truncated, a Git LFS pointer, a plain point cloud, or a row that is not finite.
+        UserError: missing, truncated, a Git LFS pointer, a plain point cloud, no row, or a row that is not
+            finite.
     """
     path = Path(path)
     vertices = _vertices(path)
+    if not len(vertices):
+        raise UserError(f"PLY {path} has no row; give a scene with at least one Gaussian")
     present = set(vertices.dtype.names or ())
     scale_names = [f"scale_{i}" for i in range(3) if f"scale_{i}" in present]
     rest_names = [f"f_rest_{i}" for i in range(_REST) if f"f_rest_{i}" in present]

@@ -21,6 +21,7 @@ from flax import struct
 from scipy.spatial import KDTree
 
 from splat import density, optim, schedule
+from splat.bounds import may_touch
 from splat.cameras import Camera
 from splat.density import DensityStats
 from splat.errors import UserError
@@ -59,6 +60,7 @@ class Gs3d:
     local_fields = ("stats",)
 
     def __init__(self, config: Gs3dConfig):
+        config.check()
         self.config = config
         self._batch = config.batch if config.batch_rule == "sqrt" else 1
         make = optim.sparse_adam if config.optimizer == "sparse_adam" else optim.dense_adam
@@ -189,6 +191,19 @@ class Gs3d:
             count=inputs.count,
         )
         return Rows(jax.tree.map(jnp.add, rows.params, updates), after.mu, after.nu)
+
+    def drift(self, state: Gs3dState, step: jax.Array) -> Gaussians:
+        """Most that each geometry parameter may move in the pending optimizer step ``step`` (design §6)."""
+        inputs = self.step_inputs(state, step)
+        dense = self.config.optimizer != "sparse_adam"
+        return optim.worst_step(
+            state.optimizer, inputs.count, inputs.rates, inputs.stepped, batch=self._batch, bias_corrected=dense
+        )
+
+    def reach(self, state: Gs3dState, camera: Camera, drift: Gaussians) -> jax.Array:
+        """[N] bool: rows that a render of ``camera`` may touch after any move within ``drift``."""
+        options = RenderOptions(antialias=self.config.antialias)
+        return may_touch(state.gaussians, drift, camera, alive=state.alive, options=options)
 
     def learning_rates(self, step: jax.Array, extent: jax.Array) -> Gaussians:
         """Rate of each field at ``step`` as a ``Gaussians`` of [] float32 (spec §0.4), × √B under the √B

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from splat.density import DensityRules
+from splat.errors import UserError
 
 PUBLISHED_ITERATIONS = 30_000
 SHORT_ITERATIONS = 7_000  # a run with fewer steps limits its growth, to ROWS_PER_STEP × its steps
 ROWS_PER_STEP = 20
+PERIODS = ("iterations", "position_lr_steps", "batch", "sh_every", "densify_every", "reset_every", "cap")  # from 1
+INSIDE_0_1 = ("start_opacity", "reset_opacity")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,31 @@ class Gs3dConfig:
             if getattr(self, field.name) != field.default and field.name != "iterations"
         }
         return self.for_iterations(iterations, **changes)
+
+    def check(self) -> None:
+        """Raise UserError, naming the option of the command line, for a value that cannot work."""
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            choices = get_args(hints[name])
+            if value is None or isinstance(value, bool):
+                continue
+            if isinstance(value, str):
+                fault = "" if value in choices else f"choose {' or '.join(map(str, choices))}"
+            elif not math.isfinite(value):
+                fault = "must be a finite number"
+            elif name in PERIODS:
+                fault = "" if value >= 1 else "must be at least 1"
+            elif name in INSIDE_0_1:
+                fault = "" if 0 < value < 1 else "must be between 0 and 1, both excluded"
+            elif name == "capacity_growth":
+                fault = "" if value > 1 else "must be more than 1"
+            elif name in ("position_lr_start", "position_lr_end"):
+                fault = "" if value > 0 else "must be more than 0"
+            else:
+                fault = "" if value >= 0 else "must be at least 0"
+            if fault:
+                raise UserError(f"--gs3d.{name.replace('_', '-')} {value}: {fault}")
 
     @property
     def rules(self) -> DensityRules:

@@ -56,6 +56,7 @@ def test_a_mistyped_option_gets_tyro_s_message(capsys):
     [
         (["train", "--scene", "none", "--out", "y"], "--scene none"),
         (["train", "--scene", "none", "--out", "y", "--batch", "0"], "--batch 0: must be at least 1"),
+        (["train", "--scene", "none", "--out", "y", "--seed", "4294967296"], "--seed 4294967296: must be below"),
         (["eval", "none"], "none is not a folder"),
         (["report", "none"], "does not exist"),
     ],

@@ -183,6 +183,24 @@ def test_fitting_keeps_what_was_chosen():
     assert Gs3dConfig().fitted(2000) == Gs3dConfig.for_iterations(2000)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("densify_every", 0, "--gs3d.densify-every 0: must be at least 1"),
+        ("sh_every", 0, "--gs3d.sh-every 0"),
+        ("start_opacity", 1, "between 0 and 1"),
+        ("capacity_growth", float("nan"), "must be a finite number"),
+        ("capacity_growth", 1, "must be more than 1"),
+        ("position_lr_end", 0, "must be more than 0"),
+        ("opacity_lr", -0.1, "must be at least 0"),
+        ("optimizer", "sgd", "choose adam or sparse_adam"),
+    ],
+)
+def test_a_constant_that_cannot_work_is_named_as_its_option(name, value, words):
+    with pytest.raises(UserError, match=words):
+        Gs3d(Gs3dConfig(**{name: value}))
+
+
 # ---- gradient of a unit ----
 
 

@@ -134,6 +134,8 @@ def test_files_that_are_no_gaussians_are_refused_by_one_line(tmp_path):
     write_ply(gaussians(), path)
     shortened(path, 10, [])
     refuse(path, "f_rest_* of a whole degree")
+    write_ply(gaussians(3), path, alive=np.zeros(3, bool))
+    refuse(path, "has no row", "at least one Gaussian")
 
 
 def test_a_row_that_is_not_finite_is_named(tmp_path):
