@@ -30,12 +30,14 @@ COMMANDS = {
         "ViewConfig",
         "look at a trained scene in the browser (needs the extra: viewer)",
     ),
+    "launch": ("scripts.launch", "LaunchConfig", "start several processes of a command: odin launch … -- train …"),
     "demo": ("scripts.demo", "DemoConfig", "build the embedded scene, train it, show what came out"),
 }
 USERS_FAULT = (
     ("splat.errors", "UserError"),
     ("sched.errors", "PlanError"),
 )  # shown as one line, no traceback
+TAKES_COMMAND = ("launch",)  # a command of its own follows their options, with or without two dashes before it
 BENCH = "run one benchmark: odin bench NAME [options]; its last output line is one JSON object"
 
 
@@ -53,15 +55,15 @@ def usage() -> str:
     )
 
 
-def run(module: str, config_class: str, argv: Sequence[str], prog: str) -> int:
-    """Parse ``argv`` into the script's options and call its ``main``; the exit code."""
+def run(module: str, config_class: str, argv: Sequence[str], prog: str, *more: Sequence[str]) -> int:
+    """Parse ``argv`` into the script's options and call its ``main`` with them and ``more``; the exit code."""
     import tyro
 
     script = importlib.import_module(module)
     options: Any = tyro.cli(
         getattr(script, config_class), args=list(argv), prog=prog, description=(script.__doc__ or "").strip()
     )
-    return script.main(options) or 0
+    return script.main(options, *more) or 0
 
 
 def bench(argv: Sequence[str]) -> int:
@@ -93,6 +95,10 @@ def dispatch(argv: Sequence[str]) -> int:
     if argv[0] not in COMMANDS:
         raise UnknownName(_unknown("command", argv[0], [*COMMANDS, "bench"]))
     module, config_class, _ = COMMANDS[argv[0]]
+    if argv[0] in TAKES_COMMAND:
+        cut = next((at for at in range(1, len(argv)) if argv[at] in ("--", "bench", *COMMANDS)), len(argv))
+        behind = argv[cut + 1:] if argv[cut:cut + 1] == ["--"] else argv[cut:]
+        return run(module, config_class, argv[1:cut], f"odin {argv[0]}", behind)
     return run(module, config_class, argv[1:], f"odin {argv[0]}")
 
 
@@ -121,3 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         print(f"odin: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

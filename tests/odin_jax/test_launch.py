@@ -1,0 +1,419 @@
+"""Several processes on one host: their output, their end together, signals, and the watch over them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from odin_jax import cli, launch
+from odin_jax.launch import LaunchConfig, environments_of, free_port, shares_of_cores, supervise
+from odin_jax.parallel import hub
+from odin_jax.parallel.hosts import Hosts, find_hosts
+from odin_jax.parallel.join import share_of_gpus, visible_gpus
+from odin_jax.parallel.watch import Timing, Watch
+from splat.errors import UserError
+
+LOOP = Path(__file__).parent / "psum_loop.py"
+RANK = "import os, sys, time, signal; rank = int(os.environ['ODIN_PROCESS_ID'])\n"
+
+
+def run(code: str, processes: int = 2, **options) -> int:
+    """Supervise so many Pythons that run ``code`` with ``rank`` set."""
+    environments = environments_of(LaunchConfig(processes), os.environ, 1)
+    return supervise([sys.executable, "-c", RANK + code], environments, **options)
+
+
+# The supervisor
+
+
+def test_every_line_says_whose_it_is(capsys):
+    code = "print('a', rank); print('b', rank, file=sys.stderr); sys.stdout.write('1%\\r2%\\r3%\\nno newline')"
+    assert run(code, 3) == 0
+    out, err = capsys.readouterr()
+    for rank in range(3):
+        mine = [line for line in out.splitlines() if line.startswith(f"[{rank}] ")]
+        assert mine == [f"[{rank}] a {rank}", f"[{rank}] 3%", f"[{rank}] no newline"]
+    assert sorted(err.splitlines()) == [f"[{rank}] b {rank}" for rank in range(3)]
+
+
+def test_each_process_has_its_place_in_the_environment(capsys):
+    assert run("import json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('ODIN_')}))") == 0
+    told = dict(line.removeprefix("[").split("] ") for line in capsys.readouterr().out.splitlines())
+    for rank in range(2):
+        hosts = find_hosts(None, None, None, None, json.loads(told[str(rank)]))
+        assert hosts == Hosts("127.0.0.1:1", 2, rank, "env")
+
+
+def test_a_failed_process_ends_the_others_and_is_named(capsys):
+    begin = time.monotonic()
+    code = "time.sleep(60) if rank != 1 else (print('disk is full', file=sys.stderr), sys.exit(7))"
+    assert run(code, 3, reason_s=0.2) == 7
+    assert time.monotonic() - begin < 10
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"odin launch: rank 1 \(pid \d+\) failed, exit code 7: disk is full", last)
+
+
+def test_a_killed_process_is_named_with_its_signal(capsys):
+    assert run("time.sleep(60) if rank else os.kill(os.getpid(), signal.SIGKILL)", reason_s=0.2) == 137
+    assert re.search(r"rank 0 \(pid \d+\) failed, killed by SIGKILL\n", capsys.readouterr().err)
+
+
+def test_one_that_does_not_heed_sigterm_is_killed(capsys):
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.exit(3) if rank else time.sleep(60)"
+    begin = time.monotonic()
+    assert run(code, reason_s=0.2, save_s=0.3) == 3
+    assert time.monotonic() - begin < 10
+
+
+def test_the_one_that_another_names_as_the_cause_is_blamed(capsys):
+    code = ("line = 'odin: a bug' if rank else 'odin: rank 1 (host h, pid 1) stopped at step 3: a bug'\n"
+            "time.sleep(rank); print(line, file=sys.stderr); sys.exit(2)")
+    assert run(code) == 2
+    assert "launch: rank 1 (pid" in capsys.readouterr().err.splitlines()[-1]
+
+
+SAVES = """
+def save(number, frame):
+    print('saving', number)
+    time.sleep(0.2 if {heed} else 60)
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)
+open('{folder}/%d' % rank, 'w').close()
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def signals_once_both_run(folder: Path, numbers: list[int]):
+    """Send signals to this process, half a second apart, when both children are ready for them."""
+    def send() -> None:
+        while len(list(folder.iterdir())) < 2:
+            time.sleep(0.02)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.5)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_lets_all_save(tmp_path, capsys, number):
+    with signals_once_both_run(tmp_path, [number]), contextlib.suppress(KeyboardInterrupt):
+        assert run(SAVES.format(heed=True, folder=tmp_path)) == 128 + number
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == [f"[{rank}] saving {number.value}" for rank in range(2)]
+    assert err == ""
+
+
+def test_the_second_signal_kills(tmp_path):
+    begin = time.monotonic()
+    with signals_once_both_run(tmp_path, [signal.SIGINT, signal.SIGINT]):
+        assert run(SAVES.format(heed=False, folder=tmp_path)) == 128 + signal.SIGKILL
+    assert time.monotonic() - begin < 10
+
+
+def test_processes_are_pinned_to_cores_of_their_own(capsys):
+    cores = sorted(os.sched_getaffinity(0))
+    config = LaunchConfig(len(cores), cores_per_process=1)
+    shares = shares_of_cores(config, cores)
+    assert shares == [{core} for core in cores]
+    environments = environments_of(config, os.environ, 1)
+    assert {environment["NPROC"] for environment in environments} == {"2"}
+    assert supervise([sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], environments, shares) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{i}] {{{core}}}" for i, core in enumerate(cores)]
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (LaunchConfig(0), "--processes 0"),
+        (LaunchConfig(2, devices_per_process=0), "--devices-per-process 0"),
+        (LaunchConfig(3, cores_per_process=2), "6 cores"),
+    ],
+)
+def test_options_that_cannot_work_are_named(config, named):
+    with pytest.raises(UserError, match=named):
+        environments_of(config, {}, 1)
+        shares_of_cores(config, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("command", [["--", "train", "--help"], ["train", "--help"]])
+def test_the_command_follows_with_or_without_dashes(monkeypatch, command):
+    seen = []
+    monkeypatch.setattr("scripts.launch.launch", lambda config, argv: seen.append((config, argv)) or 0)
+    assert cli.dispatch(["launch", "--processes", "3", *command]) == 0
+    assert seen == [(LaunchConfig(3), ["train", "--help"])]
+
+
+def test_a_launch_of_nothing_is_a_users_mistake():
+    with pytest.raises(UserError, match="which command"):
+        cli.dispatch(["launch", "--processes", "2"])
+
+
+def test_the_program_itself_is_what_runs(capsys):
+    assert launch.launch(LaunchConfig(1), ["nonsense"]) == 2
+    assert "[0] odin: unknown command 'nonsense'" in capsys.readouterr().err
+
+
+# The hub, spoken to by plain sockets
+
+
+class Peer:
+    """A process as the hub sees it."""
+
+    def __init__(self, port: int, rank: int, of: int = 2):
+        self.socket = socket.create_connection(("localhost", port))
+        self.socket.settimeout(5)
+        self.lines = self.socket.makefile("rb")
+        self.say({"hello": rank, "of": of, "host": f"h{rank}", "pid": 10 + rank, "machine": "m"})
+
+    def say(self, message: dict) -> None:
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self, key: str) -> dict:
+        """The next message with ``key``."""
+        return next(message for message in map(json.loads, self.lines) if key in message)
+
+    def close(self) -> None:
+        self.lines.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def start_hub(monkeypatch):
+    """Starts a hub in a thread and gives its port; at the end it must have ended by itself."""
+    monkeypatch.setattr(hub, "UNSURE_S", 0.5)
+    threads, servers = [], []
+
+    def start(start_s: float = 5.0, silence_s: float = 5.0) -> int:
+        server = hub.listen(0)
+        watched = hub.Hub(server, 2, "here:1", start_s, silence_s, lambda: 77)
+        threads.append(threading.Thread(target=watched.serve, daemon=True))
+        threads[-1].start()
+        servers.append(server)
+        return server.getsockname()[1]
+
+    yield start
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    for server in servers:
+        server.close()
+
+
+def test_all_come_and_none_leaves_before_the_last(start_hub):
+    port = start_hub()
+    first = Peer(port, 1)
+    second = Peer(port, 0)
+    assert [peer.hear("go") for peer in (first, second)] == 2 * [{"go": 77, "hosts": ["m", "m"]}]
+    first.say({"done": True})
+    assert "all_done" not in first.hear("beat")
+    second.say({"done": True})
+    assert first.hear("all_done") and second.hear("all_done")
+    first.close()
+    assert second.hear("alone")
+    second.close()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_lost_one_is_named_with_its_last_step(start_hub, lost):
+    port = start_hub()
+    peers = [Peer(port, rank) for rank in range(2)]
+    peers[lost].hear("go")
+    peers[lost].say({"step": 42})
+    peers[lost].close()
+    verdict = peers[1 - lost].hear("end")
+    expected = rf"rank {lost} \(host h{lost}, pid 1{lost}\) was lost at about step 42, killed or crashed; the last ch"
+    assert re.match(expected, verdict["end"])
+    assert (verdict["rank"], verdict["code"]) == (lost, 1)
+    peers[1 - lost].close()
+
+
+def test_a_silent_one_is_lost_and_one_that_speaks_is_not(start_hub):
+    port = start_hub(silence_s=0.6)
+    alive, silent = Peer(port, 0), Peer(port, 1)
+    stop = threading.Event()
+    speaker = threading.Thread(target=lambda: [alive.say({"step": None}) for _ in iter(lambda: stop.wait(0.1), True)])
+    speaker.start()
+    verdict = alive.hear("end")
+    stop.set()
+    speaker.join()
+    assert "rank 1 (host h1, pid 11) was lost before its first step, silent for 0.6 s" in verdict["end"]
+    alive.close()
+    silent.close()
+
+
+def test_the_reason_of_a_failure_reaches_the_others(start_hub):
+    port = start_hub()
+    peers = [Peer(port, rank) for rank in range(2)]
+    peers[1].say({"step": 3})
+    peers[1].say({"failed": "photo 7.png is broken", "code": 2, "sure": True})
+    verdict = peers[0].hear("end")
+    assert verdict["end"] == "rank 1 (host h1, pid 11) stopped at about step 3: photo 7.png is broken"
+    assert (verdict["rank"], verdict["code"]) == (1, 2)
+    for peer in peers:
+        peer.close()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_failure_that_may_be_anothers_fault_waits_for_the_better_reason(start_hub, dies):
+    port = start_hub()
+    peers = [Peer(port, rank) for rank in range(2)]
+    peers[0].say({"failed": "ValueError: connection reset", "code": 1, "sure": False})
+    if dies:
+        peers[1].close()
+    verdict = peers[0].hear("end")
+    assert verdict["rank"] == (1 if dies else 0)
+    assert ("connection reset" in verdict["end"]) is not dies
+    for peer in peers:
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "of", "named"),
+    [(0, 2, "rank 0 (host h0, pid 10) and rank 0 (host h0, pid 10) have the same process id"),
+     (1, 3, "rank 1 (host h1, pid 11) was started for 3 processes, rank 0 for 2"),
+     (None, 2, "rank 1 of 2 did not come to here:1 within 0.6 s")],
+)
+def test_processes_that_do_not_fit_together_all_hear_why(start_hub, rank, of, named):
+    port = start_hub(start_s=0.6 if rank is None else 5.0)
+    peers = [Peer(port, 0), *([Peer(port, rank, of)] if rank is not None else [])]
+    for peer in peers:
+        assert named in peer.hear("end")["end"]
+    for peer in peers:
+        peer.close()
+
+
+def test_one_who_comes_after_the_verdict_hears_it_and_strangers_are_sent_away(start_hub):
+    port = start_hub()
+    with socket.create_connection(("localhost", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        stranger.settimeout(5)
+        assert stranger.recv(10) == b""
+    early = Peer(port, 1)
+    early.say({"failed": "no such folder", "code": 2, "sure": True})
+    early.hear("end")
+    late = Peer(port, 0)
+    assert "no such folder" in late.hear("end")["end"]
+    early.close()
+    late.close()
+
+
+# Coming to the hub
+
+
+def test_a_port_in_use_is_named():
+    with hub.listen(0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"127.0.0.1:{port}: cannot listen on port {port}.*choose another port"):
+            Watch(Hosts(f"127.0.0.1:{port}", 2, 0, "options"), Timing()).meet()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_a_coordinator_that_does_not_answer_is_named(host):
+    address = f"{host}:{free_port()}"
+    with pytest.raises(UserError, match=rf"--coordinator {address}: nobody answers there for 0.3 s"):
+        Watch(Hosts(address, 2, 1, "options"), Timing(start_s=0.3)).meet()
+
+
+def test_the_loss_of_the_hub_ends_a_process_that_waits():
+    code = ("import sys; from odin_jax.parallel.watch import *\n"
+            "Watch(Hosts('127.0.0.1:' + sys.argv[1], 2, 1, 'options'), Timing()).meet()")
+    with hub.listen(0) as server:
+        argv = [sys.executable, "-c", code, str(server.getsockname()[1])]
+        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = server.accept()
+            connection.recv(1000)
+            connection.close()
+            said = process.communicate(timeout=30)[1]
+    assert re.fullmatch(r"odin: the coordinator at 127.0.0.1:\d+, beside rank 0, was lost.*resumes\n", said)
+    assert process.returncode == 1
+
+
+def test_gpus_of_a_machine_are_shared_by_its_processes():
+    shares = [share_of_gpus(8, ("a", "b", "a", "b", "a"), rank) for rank in range(5)]
+    assert shares == [[0, 1], [0, 1, 2, 3], [2, 3], [4, 5, 6, 7], [4, 5]]
+    assert share_of_gpus(1, ("a", "a"), 1) == []  # bound to one each already
+    assert share_of_gpus(4, ("a", "b"), 1) == []  # all are its own
+    assert visible_gpus({"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "0,1"}) == 0
+
+
+# Real processes with real collectives
+
+
+def supervise_loop(folder: Path, port: int, *arguments: object, cores=None) -> int:
+    """Two processes of the loop; their hub must be gone soon after them."""
+    environments = environments_of(LaunchConfig(2, devices_per_process=1), os.environ, port)
+    root = Path(__file__).resolve().parents[2]
+    for environment in environments:
+        environment["PYTHONPATH"] = os.pathsep.join([str(root), environment.get("PYTHONPATH", "")])
+        environment.pop("NPROC", None)
+    code = supervise([sys.executable, str(LOOP), str(folder), *map(str, arguments)], environments, cores)
+    end = time.monotonic() + 5
+    while hub_is_there(port):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return code
+
+
+def hub_is_there(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def test_processes_sum_and_end_together_on_one_core_each(tmp_path, capsys):
+    cores = sorted(os.sched_getaffinity(0))
+    assert supervise_loop(tmp_path, free_port(), 5, 30, cores=[{cores[0]}, {cores[-1]}]) == 0
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == [f"[{rank}] total 1 in 2 processes, 2 threads" for rank in range(2)]
+    assert err == ""
+
+
+def killing(folder: Path, rank: int, number: int) -> threading.Thread:
+    """Sends a signal to one rank when both have made a few steps."""
+    def kill() -> None:
+        while len(pids := sorted(folder.glob("*.pid"))) < 2:
+            time.sleep(0.02)
+        os.kill(int(pids[rank].read_text()), number)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_killed_rank_ends_the_other_within_seconds_by_one_line(tmp_path, capsys, lost):
+    killing(tmp_path, lost, signal.SIGKILL)
+    begin = time.monotonic()
+    assert supervise_loop(tmp_path, free_port(), 100_000, 30) == 137
+    assert time.monotonic() - begin < 60
+    told, launcher = capsys.readouterr().err.splitlines()
+    pid = (tmp_path / f"{lost}.pid").read_text()
+    assert re.match(rf"\[{1 - lost}\] odin: rank {lost} \(host \S+, pid {pid}\) was lost .*same command resumes", told)
+    assert launcher == f"odin launch: rank {lost} (pid {pid}) failed, killed by SIGKILL"
+
+
+def test_an_error_of_the_user_on_one_rank_ends_the_other_by_its_reason(tmp_path, capsys):
+    assert supervise_loop(tmp_path, free_port(), 100_000, 30, 1, 6) == 2
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert re.match(r"\[0\] odin: rank 1 \(.*\) stopped at about step 6: photo 7.png is broken; replace it", lines[0])
+    assert lines[1] == "[1] odin: photo 7.png is broken; replace it"
+    assert re.match(r"odin launch: rank 1 \(pid \d+\) failed, exit code 2: odin: photo 7.png is broken", lines[2])
