@@ -43,7 +43,7 @@ def unit_scope(pipeline: Any, state: Any, cameras: Sequence[Camera], step: jax.A
     drift = pipeline.drift(state, step)
     if written is not None:
         drift = jax.tree.map(lambda bound: jnp.where(_per_row(written, bound), bound, jnp.zeros_like(bound)), drift)
-    return reach_of_views(pipeline, state, cameras, drift)
+    return jnp.any(reach_of_views(pipeline, state, cameras, drift), axis=0)
 
 
 def declares_scope(pipeline: Any) -> bool:
@@ -52,20 +52,18 @@ def declares_scope(pipeline: Any) -> bool:
 
 
 def reach_of_views(pipeline: Any, state: Any, cameras: Sequence[Camera], drift: Any) -> jax.Array:
-    """[N] bool, union of ``pipeline.reach`` over at least one camera; views of one size run in one loop."""
+    """[S, N] bool, ``pipeline.reach`` of each of S ≥ 1 cameras; views of one size run in one loop."""
     def reach(camera: Camera) -> jax.Array:
         return pipeline.reach(state, camera, drift)
 
-    sizes: dict[tuple[int, int], list[Camera]] = {}
-    for camera in cameras:
-        sizes.setdefault((camera.width, camera.height), []).append(camera)
-    parts = [reach(alike[0]) if len(alike) == 1 else
-             jnp.any(jax.lax.map(reach, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)), axis=0)
-             for alike in sizes.values()]
-    union = parts[0]
-    for part in parts[1:]:
-        union = union | part
-    return union
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for place, camera in enumerate(cameras):
+        sizes.setdefault((camera.width, camera.height), []).append(place)
+    of_view: dict[int, jax.Array] = {}
+    for places in sizes.values():
+        alike = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(cameras[place] for place in places))
+        of_view.update(zip(places, jax.lax.map(reach, alike), strict=True))
+    return jnp.stack([of_view[place] for place in range(len(cameras))])
 
 
 def write_scope(read: jax.Array, expected: jax.Array | None = None) -> jax.Array:

@@ -185,7 +185,8 @@ def _gradient(
 ) -> _Launched:
     """One program for the gradient and what the host has to know of it."""
     grads, evidence = pipeline.loss_and_grad(state, views, step, room)
-    scalars = {name: getattr(evidence, name) for name in ("loss", "mse", "pairs", "overflow")}
+    scalars = {name: getattr(evidence, name) for name in ("loss", "mse", "overflow")}
+    scalars["pairs"] = jnp.max(evidence.pairs)
     scalars["finite"] = health.all_finite(grads)
     return _Launched(grads, dataclasses.replace(evidence, active=None), scalars)
 

@@ -58,7 +58,7 @@ def dense_adam(batch: int = 1) -> optax.GradientTransformationExtraArgs:
         **_: object,
     ) -> tuple[Gaussians, AdamState]:
         count = next_count(state.count, stepped) if count is None else count
-        exponent = jnp.maximum(count, 1).astype(updates.means.dtype)
+        exponent = jnp.maximum(count, 1).astype(jax.tree.leaves(updates)[0].dtype)
         correction1, correction2 = (-jnp.expm1(exponent * math.log(beta)) for beta in (beta1, beta2))
 
         def field(g: jax.Array, mu: jax.Array, nu: jax.Array, rate: jax.Array, on: jax.Array):
@@ -121,7 +121,7 @@ def worst_step(
     bias_corrected: bool,
 ) -> Gaussians:
     """Most that each element of the geometry fields can change in the step that ``count`` (1-based) numbers,
-    whatever the gradient is (design §6). The colour fields of the result are None.
+    whatever the gradient is, if finite (design §6). The colour fields of the result are None.
 
     ``state`` holds the moments (m, v) before that step, so ``count`` is ``state.count + 1`` where the step is
     the next one. ``bias_corrected`` is true for ``dense_adam``; for ``sparse_adam`` c₁ = c₂ = 1.
@@ -132,11 +132,11 @@ def worst_step(
     |a + b| = |(a/√P)·√P + √w·(b/√w)| ≤ √(a²/P + w)·√(P + Q), hence |m′|/D ≤ √(a²/P + w), reached at
     b = aw/P where ε is negligible. ε² in P keeps this finite for v = 0, where m is 0 too or so small that g² was
     lost to underflow. A g that small now adds to |m′|/D no more than the last term below, (1−β₁)|g|/ε at the
-    least normal (1−β₂)g². Rounding is covered by ``ROUNDING``. Moments that are not finite give no finite bound.
+    least normal (1−β₂)g². Rounding is covered by ``ROUNDING``. An m that is not finite gives no finite bound.
     """
     beta1, beta2, epsilon = BETA1**batch, BETA2**batch, EPSILON / batch**0.5
     dtype = state.mu.means.dtype
-    exponent = jnp.asarray(count).astype(dtype)
+    exponent = jnp.maximum(count, 1).astype(dtype)
     one = jnp.ones((), dtype)
     c1, c2 = (-jnp.expm1(exponent * math.log(b)) if bias_corrected else one for b in (beta1, beta2))
     new = c2 * ((1 - beta1) ** 2 / (1 - beta2))

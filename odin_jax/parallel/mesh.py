@@ -22,7 +22,7 @@ SAME, OWN = P(), P(RANKS)
 class Ranks:
     """The devices that train together, in the order of their ranks."""
 
-    def __init__(self, devices: Sequence[jax.Device] | None = None):
+    def __init__(self, devices: Sequence[Any] | None = None):
         devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
         self.mesh = Mesh(np.array(devices), (RANKS,))
         self.count = len(devices)

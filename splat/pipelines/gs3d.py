@@ -121,17 +121,17 @@ class Gs3d:
         if len(views) == 1:
             return of_view(views[0])
 
-        def add(total: tuple[Gaussians, Evidence], view: View) -> tuple[tuple[Gaussians, Evidence], jax.Array]:
+        def add(total: tuple[Gaussians, Evidence], view: View) -> tuple[tuple[Gaussians, Evidence], Any]:
             (grads, evidence), (grads_one, one) = total, of_view(view)
-            pairs, active = jnp.maximum(evidence.pairs, one.pairs), one.active[0]
-            evidence = replace(jax.tree.map(jnp.add, evidence, replace(one, active=None)), pairs=pairs)
-            return (jax.tree.map(jnp.add, grads, grads_one), evidence), active
+            evidence = jax.tree.map(jnp.add, evidence, replace(one, active=None, pairs=None))
+            return (jax.tree.map(jnp.add, grads, grads_one), evidence), (one.active[0], one.pairs[0])
 
-        total, active, order = _nothing(state), [], []
+        total, of_views, order = _nothing(state), [], []
         for places, alike in _by_shape(views):
             total, of_group = jax.lax.scan(add, total, alike)
-            active.append(of_group)
+            of_views.append(of_group)
             order += places
+        active, pairs = (jnp.concatenate(parts)[np.argsort(order)] for parts in zip(*of_views, strict=True))
         grads, evidence = total
         share = 1 / len(views)
         return (
@@ -140,7 +140,8 @@ class Gs3d:
                 evidence,
                 loss=evidence.loss * share,
                 mse=evidence.mse * share,
-                active=jnp.concatenate(active)[np.argsort(order)],
+                active=active,
+                pairs=pairs,
             ),
         )
 
@@ -328,7 +329,7 @@ def _nothing(state: Gs3dState) -> tuple[Gaussians, Evidence]:
         active=None,
         magnitude=jnp.zeros(rows, dtype),
         visible_count=jnp.zeros(rows, jnp.int32),
-        pairs=jnp.zeros((), jnp.int32),
+        pairs=None,
         overflow=jnp.zeros((), bool),
         loss=zero,
         mse=zero,
@@ -361,7 +362,7 @@ def _view_loss_and_grad(
         active=_took_part(grads)[None],
         magnitude=jnp.linalg.norm(probe_grad, axis=-1),
         visible_count=out.visible.astype(jnp.int32),
-        pairs=out.pairs.astype(jnp.int32),
+        pairs=out.pairs.astype(jnp.int32)[None],
         overflow=out.overflow,
         loss=value,
         mse=mean_squared_error(out.image, photo, mask),

@@ -42,7 +42,7 @@ class Evidence:
     active: Any  # [V, N] bool per view: rows with a gradient; their union is C_U (None where nobody asks)
     magnitude: jax.Array  # [N] g_U(p): norms of each view's own NDC position gradient, summed over views
     visible_count: jax.Array  # [N] int32, in how many views of the unit the row was visible
-    pairs: jax.Array  # [] int32, tile-row pairs of the largest view
+    pairs: Any  # [V] int32, tile-row pairs of each view
     overflow: jax.Array  # [] bool, a static capacity was too small: the gradients must not be used
     loss: jax.Array  # [] mean loss over the unit's views
     mse: jax.Array  # [] mean squared colour error over the unit's views

@@ -72,7 +72,7 @@ class Toy:
             active=jnp.broadcast_to(state.alive, (len(views), n)),
             magnitude=jnp.zeros(n),
             visible_count=jnp.ones(n, jnp.int32),
-            pairs=pairs,
+            pairs=jnp.broadcast_to(pairs, len(views)),
             overflow=overflow,
             loss=jnp.where(overflow, jnp.nan, value),
             mse=value,

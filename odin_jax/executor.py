@@ -1,0 +1,174 @@
+"""How a window runs on a machine: the interface of executors, and what they share.
+
+An executor knows how, not what: it is told which rows are published when, and gives the same numbers as any other. It
+works on immutable arrays; ``finish`` gives the state in which all of the pending publication is readable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from odin_jax import publish, stages
+from odin_jax.parallel.mesh import OWN, SAME, Ranks
+from odin_jax.publish import Publication
+from odin_jax.stages import Produced, Word
+
+COMPUTE, COMM = "compute", "communication"  # lanes
+
+
+class Unit(NamedTuple):
+    """A task unit on the devices."""
+
+    step: int  # 1-based
+    views: tuple[Any, ...]  # the rank's views; arrays have a part per rank
+    size: tuple[int, int]  # width and height of the largest view, pixels
+
+
+@dataclass(frozen=True)
+class Span:
+    """One bar of the timeline."""
+
+    lane: str
+    unit: int
+    name: str
+    start: float  # seconds on the clock of ``time.perf_counter``
+    end: float
+
+
+@dataclass
+class Times:
+    """Where the time of a window went; ``take`` starts the next one."""
+
+    spans: list[Span] = field(default_factory=list)
+    waits: dict[str, float] = field(default_factory=dict)  # seconds the compute lane stood still, by what it waited for
+    sent: dict[str, int] = field(default_factory=dict)  # bytes each rank sent, by part
+
+    def span(self, lane: str, unit: int, name: str, start: float) -> None:
+        """A bar that ends now."""
+        self.spans.append(Span(lane, unit, name, start, time.perf_counter()))
+
+    def wait(self, name: str, start: float) -> None:
+        """The compute lane stood still from ``start`` until now."""
+        self.waits[name] = self.waits.get(name, 0.0) + time.perf_counter() - start
+
+    def take(self) -> Times:
+        """What has been noted so far, which is then forgotten here."""
+        taken = Times(self.spans, self.waits, self.sent)
+        self.spans, self.waits, self.sent = [], {}, {}
+        return taken
+
+
+class Executor(Protocol):
+    """Runs units and publications on all ranks."""
+
+    times: Times
+
+    def start(self, state: Any, unit: Unit) -> None:
+        """Start forward and backward of ``unit``, which reads ``state``."""
+        ...
+
+    def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
+        """Publish the urgent rows, then start ``unit`` while the rest is published. Uses up the state."""
+        ...
+
+    def publish(self, state: Any, pending: Publication) -> Any:
+        """Publish everything and wait for it; the state with the whole update. Uses up the state."""
+        ...
+
+    def finish(self) -> tuple[Any, Produced]:
+        """Wait for the running unit and the publication beside it.
+
+        (state with the whole update of the unit before and the statistics of this one, what the unit produced). A unit
+        that did not fit its room is run again with a larger one, on the rows that it read before.
+        """
+        ...
+
+    def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any) -> Word:
+        """What the ranks learn of each other: what unit ``step`` did, and the scope of ``unit`` if one follows.
+
+        ``expected``: rows that each view of ``unit`` will update (see ``stages.scope``); None: all that it reads.
+        """
+        ...
+
+    def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
+        """[2] int32: delayed rows (``count`` of them) that fail the gate with ``mean``, and that skipped before."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads."""
+        ...
+
+
+class Programs:
+    """The compiled functions of a pipeline on its ranks; one per static argument, compiled when first called."""
+
+    def __init__(self, ranks: Ranks, pipeline: Any, exchange: str, state_kinds: Any):
+        self.ranks, self.pipeline, self.exchange, self.state_kinds = ranks, pipeline, exchange, state_kinds
+        self._made: dict[Any, Callable[..., Any]] = {}
+
+    def _program(self, key: Any, function: Callable[..., Any], ins: Any, outs: Any, donate: tuple[int, ...] = ()):
+        if key not in self._made:
+            self._made[key] = self.ranks.program(function, ins, outs, donate)
+        return self._made[key]
+
+    def compute(self, room: int):
+        """(state, views, step) → ``Produced``."""
+        def run(state, views, step):
+            return stages.compute(self.pipeline, self.ranks.count, room, state, views, step)
+
+        return self._program(("compute", room), run, (self.state_kinds, OWN, SAME), OWN)
+
+    def scope(self):
+        """(state, cameras, expected, step) → R⁺, W⁺ of each rank's views."""
+        def run(state, cameras, expected, step):
+            return stages.scope(self.pipeline, state, cameras, expected, step)
+
+        return self._program("scope", run, (self.state_kinds, OWN, OWN, SAME), OWN)
+
+    def tell(self, views: bool):
+        """(activity, R⁺, W⁺, seconds) → ``Word``."""
+        return self._program(("tell", views), partial(stages.tell, views), (OWN, OWN, OWN, OWN), SAME)
+
+    def gate(self, tau: float, room: int):
+        """(activity, delayed, skipped, mean) → [2] counts."""
+        def run(activity, delayed, skipped, mean):
+            return stages.gate(activity, delayed, skipped, mean, tau, room, self.exchange)
+
+        return self._program(("gate", tau, room), run, (OWN, SAME, SAME, SAME), SAME)
+
+    def inputs(self) -> Callable[..., Any]:
+        """(state, step) → ``StepInputs``; a program of its own, so that every part gets the same scalars."""
+        return self._program("inputs", self.pipeline.step_inputs, (self.state_kinds, SAME), SAME)
+
+    def settle(self):
+        """(state, C_A, visible, inputs) → state; uses the state up."""
+        def run(state, active, visible, inputs):
+            return publish.settle(self.pipeline, state, active, visible, inputs)
+
+        return self._program("settle", run, (self.state_kinds, SAME, SAME, SAME), self.state_kinds, (0,))
+
+    def collect(self, fields: tuple[str, ...], room: int):
+        """(grads, rows) → indices, sums."""
+        def run(grads, rows):
+            return publish.collect(grads, rows, fields, room, self.exchange)
+
+        return self._program(("collect", fields, room), run, (OWN, SAME), SAME)
+
+    def apply(self, fields: tuple[str, ...]):
+        """(state, indices, sums, visible, inputs) → state; uses the state up."""
+        def run(state, indices, summed, visible, inputs):
+            return publish.apply(self.pipeline, state, indices, summed, fields, visible, inputs)
+
+        kinds = self.state_kinds
+        return self._program(("apply", fields), run, (kinds, SAME, SAME, SAME, SAME), kinds, (0,))
+
+
+def scalar(step: int) -> Any:
+    """A step number as every program takes it: traced, int32."""
+    return np.int32(step)

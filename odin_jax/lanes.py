@@ -1,0 +1,148 @@
+"""Two lanes of threads: publications run beside the next unit (design §9, "lanes").
+
+XLA:CPU runs the collectives of a program synchronously and the programs of one thread in order. So a second thread, the
+communication lane, launches every program with a collective, while the main thread computes. Only that lane launches
+collectives, one after the other, so all processes launch them in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from odin_jax import exchange
+from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, scalar
+from odin_jax.parallel.mesh import here
+from odin_jax.publish import Publication, room_for, width
+from odin_jax.rooms import PairRooms
+from odin_jax.stages import Produced, Word
+
+
+class _Running(NamedTuple):
+    """The unit that computes, and the publication beside it."""
+
+    state: Any
+    unit: Unit
+    produced: Produced
+    started: float
+    rest: tuple[Publication, Future[Any]] | None
+
+
+class Lanes:
+    """Executor with a compute lane, the calling thread, and a communication lane."""
+
+    def __init__(self, programs: Programs, rooms: PairRooms):
+        self.times = Times()
+        self._programs, self._rooms = programs, rooms
+        self._geometry, self._colour = programs.pipeline.geometry_fields, programs.pipeline.colour_fields
+        self._lane = ThreadPoolExecutor(1, thread_name_prefix="communication")
+        self._running: _Running | None = None
+        self._ranks, self._seconds = programs.ranks, 0.0
+
+    def start(self, state: Any, unit: Unit) -> None:
+        self._compute(state, unit, None)
+
+    def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
+        rest_rows = pending.active & ~pending.urgent
+        urgent = [(name, fields, self._send(pending, name, pending.urgent, fields, pending.urgent_room))
+                  for name, fields in (("urgent geometry", self._geometry), ("urgent colour", self._colour))]
+        rest = self._send(pending, "rest", rest_rows, self._geometry + self._colour, pending.rest_room)
+        state = self._settle(state, pending)
+        for name, fields, part in urgent:
+            state = self._receive(state, pending, name, fields, part)
+        self._compute(state, unit, None if rest is None else (pending, rest))
+
+    def publish(self, state: Any, pending: Publication) -> Any:
+        fields = self._geometry + self._colour
+        part = self._send(pending, "whole", pending.active, fields, pending.rest_room)
+        state = self._receive(self._settle(state, pending), pending, "whole", fields, part)
+        start = time.perf_counter()
+        jax.block_until_ready(state)
+        self.times.span(COMPUTE, pending.unit, "update", start)
+        return state
+
+    def finish(self) -> tuple[Any, Produced]:
+        assert self._running is not None
+        state, unit, produced, started, rest = self._running
+        self._running = None
+        jax.block_until_ready(produced)
+        while any(map(bool, _mine(produced.activity.overflow))):
+            self._rooms.widen(unit.size, max(int(pairs.max()) for pairs in _mine(produced.activity.pairs)))
+            produced = jax.block_until_ready(self._run(state, unit))
+        self.times.span(COMPUTE, unit.step, "forward and backward", started)
+        self._seconds = time.perf_counter() - started
+        if rest is not None:
+            pending, part = rest
+            state = self._receive(state, pending, "rest", self._geometry + self._colour, part)
+        return dataclasses.replace(state, **produced.local), produced
+
+    def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any) -> Word:
+        activity, start = produced.activity, time.perf_counter()
+        read = write = self._ranks.own([np.zeros(activity.visible.shape[1], np.uint8)] * len(self._ranks.local))
+        if unit is not None:
+            cameras = tuple(view.camera for view in unit.views)
+            read, write = jax.block_until_ready(self._programs.scope()(state, cameras, expected, scalar(step)))
+            self.times.span(COMPUTE, unit.step, "scope", start)
+        seconds = self._ranks.own([np.float32(self._seconds)] * len(self._ranks.local))
+        program = self._programs.tell(expected is not None)
+        return self._await("word", self._lane.submit(
+            self._timed, step, "word", lambda: program(activity, read, write, seconds)))
+
+    def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
+        room = room_for(count, 8 * delayed.size)
+        program, args = self._programs.gate(tau, room), (produced.activity, delayed, skipped, np.float32(mean))
+        return np.asarray(here(self._await("gate", self._lane.submit(self._timed, 0, "gate", lambda: program(*args)))))
+
+    def close(self) -> None:
+        self._lane.shutdown(wait=False, cancel_futures=True)
+
+    def _compute(self, state: Any, unit: Unit, rest: tuple[Publication, Future[Any]] | None) -> None:
+        started = time.perf_counter()
+        self._running = _Running(state, unit, self._run(state, unit), started, rest)
+
+    def _run(self, state: Any, unit: Unit) -> Produced:
+        return self._programs.compute(self._rooms.rooms[unit.size])(state, unit.views, scalar(unit.step))
+
+    def _settle(self, state: Any, pending: Publication) -> Any:
+        return self._programs.settle()(state, pending.active, pending.visible, pending.inputs)
+
+    def _send(self, pending: Publication, name: str, rows: Any, fields: tuple[str, ...], room: int) -> Any:
+        """Start the exchange of a part; None where it has no rows."""
+        if room == 0:
+            return None
+        program, grads = self._programs.collect(fields, room), pending.produced.grads
+        wide = sum(width(getattr(grads, name), 2) for name in fields)
+        self.times.sent[name] = self.times.sent.get(name, 0) + exchange.bytes_of_total(
+            room, wide, self._ranks.count)
+        return self._lane.submit(self._timed, pending.unit, name, lambda: program(grads, rows))
+
+    def _receive(self, state: Any, pending: Publication, name: str, fields: tuple[str, ...], part: Any) -> Any:
+        """The state with the update of a part, waiting for it."""
+        if part is None:
+            return state
+        indices, summed = self._await(name, part)
+        return self._programs.apply(fields)(state, indices, summed, pending.visible, pending.inputs)
+
+    def _await(self, name: str, part: Future[Any]) -> Any:
+        start = time.perf_counter()
+        result = part.result()
+        self.times.wait(name, start)
+        return result
+
+    def _timed(self, unit: int, name: str, run: Callable[[], Any]) -> Any:
+        """On the communication lane: run to the end and note the bar."""
+        start = time.perf_counter()
+        result = jax.block_until_ready(run())
+        self.times.span(COMM, unit, name, start)
+        return result
+
+
+def _mine(array: jax.Array) -> list[Any]:
+    """The parts of this process's ranks."""
+    return [np.asarray(shard.data)[0] for shard in array.addressable_shards]

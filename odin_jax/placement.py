@@ -1,0 +1,72 @@
+"""A pipeline's state on all ranks: rows replicated, sums over views kept per rank until an event reads them (design §7).
+
+A pipeline names its sums in ``local_fields``. They never travel per step: a rank adds up those of its own views, and a
+structural event gets the sum over ranks, in their order. The event runs on one device of each process, where arrays are
+the same everywhere; then the rows go back on all ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import reduce
+from operator import add
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from odin_jax import exchange
+from odin_jax.parallel.mesh import OWN, SAME, Ranks, here
+
+
+def kinds(pipeline: Any, state: Any) -> Any:
+    """Which fields of a state are the same on all ranks and which are a rank's own, as the state's class."""
+    names = [field.name for field in dataclasses.fields(state)]
+    return type(state)(**{name: OWN if name in pipeline.local_fields else SAME for name in names})
+
+
+def place(ranks: Ranks, pipeline: Any, state: Any) -> Any:
+    """A state of one device on all ranks; the first rank's sums are the state's, the others' are zero."""
+    local = {name: getattr(state, name) for name in pipeline.local_fields}
+    parts = [local if rank == 0 else jax.tree.map(np.zeros_like, local) for rank in ranks.local]
+    return _joined(ranks, pipeline, state, ranks.own(parts))
+
+
+def place_parts(ranks: Ranks, pipeline: Any, state: Any) -> Any:
+    """A state whose ``local_fields`` have a leading axis [R] on all ranks; another count of ranks is added up first."""
+    local = {name: getattr(state, name) for name in pipeline.local_fields}
+    if any(len(leaf) != ranks.count for leaf in jax.tree.leaves(local)):
+        whole = dataclasses.replace(state, **jax.tree.map(lambda leaf: _in_order(list(leaf)), local))
+        return place(ranks, pipeline, whole)
+    parts = [jax.tree.map(lambda leaf, rank=rank: leaf[rank], local) for rank in ranks.local]
+    return _joined(ranks, pipeline, state, ranks.own(parts))
+
+
+def one_device(ranks: Ranks, pipeline: Any, state: Any) -> Any:
+    """The state on one device of this process, with the sums over all ranks. Every process has to call it."""
+    return _here(pipeline, state, jax.tree.map(lambda leaf: _in_order(list(leaf)), _parts(ranks, pipeline, state)))
+
+
+def with_parts(ranks: Ranks, pipeline: Any, state: Any) -> Any:
+    """The state on one device of this process with the sums of each rank along a leading axis [R], to be saved."""
+    return _here(pipeline, state, _parts(ranks, pipeline, state))
+
+
+def _parts(ranks: Ranks, pipeline: Any, state: Any) -> dict[str, Any]:
+    local = {name: getattr(state, name) for name in pipeline.local_fields}
+    return here(ranks.program(lambda tree: jax.tree.map(exchange.every, tree), (OWN,), SAME)(local))
+
+
+def _here(pipeline: Any, state: Any, local: dict[str, Any]) -> Any:
+    names = [field.name for field in dataclasses.fields(state) if field.name not in pipeline.local_fields]
+    return dataclasses.replace(state, **local, **{name: here(getattr(state, name)) for name in names})
+
+
+def _joined(ranks: Ranks, pipeline: Any, state: Any, local: dict[str, Any]) -> Any:
+    names = [field.name for field in dataclasses.fields(state) if field.name not in pipeline.local_fields]
+    return dataclasses.replace(state, **local, **{name: ranks.same(getattr(state, name)) for name in names})
+
+
+def _in_order(parts: list[Any]) -> jax.Array:
+    return reduce(add, map(jnp.asarray, parts))

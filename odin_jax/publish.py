@@ -1,0 +1,105 @@
+"""Publication by rows and fields (paper §4.3; design §7): which rows travel when, and the optimizer step they bring.
+
+A unit A has a gradient in the rows C_A. All others take the same step with a zero gradient, which every rank can make
+alone (``settle``). Of C_A the *urgent* rows, those that the next unit reads, travel first, geometry before colour; the
+*rest* travels while the next unit computes. A part is the sum over ranks of a list of rows (``collect``) and the
+optimizer step of these rows (``apply``). As the step is element-wise and compiled apart from what stands around it, the
+parts in any order give the bits of the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from odin_jax import exchange
+from odin_jax.stages import Produced, row_list
+from sched.hazards import Rows
+from splat.apart import apart
+from splat.pipelines.rows import Rows as RowArrays
+from splat.pipelines.rows import StepInputs, merged, only, present
+
+SMALLEST = 256  # rows in the smallest list
+
+
+class Publication(NamedTuple):
+    """A finished unit and which of its rows are published when; packed sets, with static sizes for their lists."""
+
+    unit: int  # 1-based step
+    produced: Produced
+    active: Rows  # [N/8] C_A
+    visible: Rows  # [N/8] rows visible in some view of A
+    urgent: Rows  # [N/8] rows of C_A that are published before the next unit observes state
+    urgent_room: int  # rows in the list of the urgent ones; 0: there are none
+    rest_room: int  # rows in the list of the others of C_A
+    inputs: StepInputs  # of the optimizer step
+
+
+def room_for(rows: int, most: int) -> int:
+    """Static length of a list of ``rows`` rows: one of few sizes an eighth of a power of two apart, ``most`` at most.
+
+    0 for an empty list, which is not sent at all.
+    """
+    if rows == 0:
+        return 0
+    size = max(rows, SMALLEST)
+    step = max(1 << (size.bit_length() - 4), 1)
+    return min(-(-size // step) * step, most)
+
+
+def width(field: Any, leading: int = 1) -> int:
+    """Numbers per row of a field with ``leading`` axes before them."""
+    return int(np.prod(field.shape[leading:]))
+
+
+def settle(pipeline: Any, state: Any, active: Rows, visible: Rows, inputs: StepInputs) -> Any:
+    """The state after the optimizer step of all rows outside ``active``: their gradient is zero on every rank."""
+    rows = pipeline.rows(state)
+    count = jax.tree.leaves(rows)[0].shape[0]
+    waits, seen = (jnp.unpackbits(words, count=count).astype(bool) for words in (active, visible))
+
+    def step(rows: RowArrays, waits: jax.Array, seen: jax.Array, inputs: StepInputs) -> RowArrays:
+        zero = jax.tree.map(jnp.zeros_like, rows.params)
+        after = pipeline.step_rows(rows, zero, seen, inputs)
+        return jax.tree.map(lambda old, new: jnp.where(_per_row(waits, old), old, new), rows, after)
+
+    return pipeline.with_rows(state, apart(step, inputs.count >= 0, rows, waits, seen, inputs), inputs)
+
+
+def collect(grads: Any, rows: Rows, fields: tuple[str, ...], room: int, kind: str) -> tuple[jax.Array, jax.Array]:
+    """([room] int32 row indices, [room, F] sum over ranks of their gradients in ``fields``, side by side)."""
+    indices = row_list(rows, room)
+    parts = [getattr(grads, name).at[indices].get(mode="fill", fill_value=0).reshape(room, -1) for name in fields]
+    return indices, exchange.total(jnp.concatenate(parts, axis=1), kind)
+
+
+def apply(pipeline: Any, state: Any, indices: jax.Array, summed: jax.Array, fields: tuple[str, ...], visible: Rows,
+          inputs: StepInputs) -> Any:
+    """The state after the optimizer step of the listed rows in ``fields``; indices beyond the rows are padding."""
+    whole = pipeline.rows(state)
+    rows = only(whole, fields)
+    old = jax.tree.map(lambda leaf: leaf.at[indices].get(mode="clip"), rows)
+    grads = _split(summed, old.params)
+    seen = jnp.unpackbits(visible).astype(bool).at[indices].get(mode="clip")
+    new = apart(pipeline.step_rows, inputs.count >= 0, old, grads, seen, inputs)
+    written = jax.tree.map(lambda leaf, part: leaf.at[indices].set(part, mode="drop", unique_indices=True), rows, new)
+    return pipeline.with_rows(state, merged(whole, written), inputs)
+
+
+def _split(summed: jax.Array, like: Any) -> Any:
+    """Columns of [room, F] as the fields of a dataclass of row arrays [room, ...], in the order of ``present``."""
+    at, fields = 0, {}
+    for name in present(like):
+        shape = getattr(like, name).shape
+        wide = width(getattr(like, name))
+        fields[name] = summed[:, at : at + wide].reshape(shape)
+        at += wide
+    return dataclasses.replace(like, **fields)
+
+
+def _per_row(rows: jax.Array, like: jax.Array) -> jax.Array:
+    return rows.reshape(rows.shape + (1,) * (like.ndim - 1))

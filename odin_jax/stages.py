@@ -1,0 +1,127 @@
+"""What one unit is made of on every rank, as pure functions: compute, scope, and what the ranks tell each other.
+
+Each function here sees one rank's arrays and may use collectives; the executors compile them, one by one (lanes) or
+several to a program (fused). Sets of rows travel and are kept as packed bits, ``uint8 [N/8]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from odin_jax import exchange, health
+from odin_jax.scope import reach_of_views
+from sched.hazards import Rows, count
+from splat.cameras import Camera
+from splat.pipelines.protocol import View
+
+NUMBERS = ("loss", "mse", "magnitude", "finite")  # what every rank tells of a unit, in this order
+
+
+@struct.dataclass
+class Activity:
+    """What one rank knows of a unit after backward (paper §5, post-backward hook)."""
+
+    active: jax.Array  # [S, N/8] uint8, packed rows with a gradient, of each of the rank's S views
+    visible: jax.Array  # [N/8] uint8, packed rows that were visible in a view of the rank
+    magnitude: jax.Array  # [N] float32, the rank's part of g_U(p)
+    numbers: jax.Array  # [4] float32, see NUMBERS: means over the rank's views, sum over rows, 1 if all finite
+    pairs: jax.Array  # [S] int32, tile-row pairs of each of the rank's views
+    overflow: jax.Array  # [] bool, the room for pairs was too small: nothing here may be used
+
+
+class Produced(NamedTuple):
+    """A unit that no longer reads state: what is left to publish. Every array has a part per rank."""
+
+    grads: Any  # parameter gradients, the rank's share of the unit's mean [N, ...]
+    local: dict[str, Any]  # the state's local fields with the unit's statistics added
+    activity: Activity
+
+
+class Word(NamedTuple):
+    """What all ranks know of a finished unit A and of the scope of the next unit B."""
+
+    active: Rows  # [N/8] uint8, C_A: rows with a gradient on some rank
+    visible: Rows  # [N/8] uint8, rows visible in some view of A
+    read: Rows  # [N/8] uint8, R⁺(B); nothing where no unit follows
+    write: Rows  # [N/8] uint8, W⁺(B)
+    counts: jax.Array  # [5] int32: C_A, R⁺(B), W⁺(B) ∩ C_A, RAW, WAR
+    numbers: jax.Array  # [R, 4] NUMBERS of every rank
+    pairs: jax.Array  # [R, S] int32, tile-row pairs of each view
+    seconds: jax.Array  # [R] float32, how long each rank computed
+    views: jax.Array | None  # [R, S, N/8] uint8, rows with a gradient of each view; None where nobody asks
+
+
+def compute(pipeline: Any, ranks: int, room: int, state: Any, views: tuple[View, ...], step: jax.Array) -> Produced:
+    """Forward and backward of a rank's views at 1-based ``step``; ``room`` is the static capacity for pairs."""
+    grads, evidence = pipeline.loss_and_grad(state, views, step, room)
+    after = pipeline.observe(state, evidence, step)
+    numbers = jnp.stack([evidence.loss, evidence.mse, jnp.sum(evidence.magnitude),
+                         health.all_finite(grads).astype(jnp.float32)])
+    activity = Activity(
+        jnp.packbits(evidence.active, axis=-1),
+        jnp.packbits(evidence.visible_count > 0),
+        evidence.magnitude,
+        numbers.astype(jnp.float32),
+        evidence.pairs,
+        evidence.overflow,
+    )
+    local = {name: getattr(after, name) for name in pipeline.local_fields}
+    return Produced(jax.tree.map(lambda field: field * (1 / ranks), grads), local, activity)
+
+
+def scope(pipeline: Any, state: Any, cameras: tuple[Camera, ...], expected: Rows | None,
+          step: jax.Array) -> tuple[Rows, Rows]:
+    """(R⁺, W⁺) [N/8] of a rank's views while the optimizer step ``step`` is pending (design §6).
+
+    ``expected`` [S, N/8]: rows that each view will update, by evidence; all bits set where there is none. None: W⁺ is
+    R⁺ for all views.
+    """
+    read = jnp.packbits(reach_of_views(pipeline, state, cameras, pipeline.drift(state, step)), axis=-1)
+    write = read if expected is None else read & expected
+    return _any(read), _any(write)
+
+
+def tell(views: bool, activity: Activity, read: Rows, write: Rows, seconds: jax.Array) -> Word:
+    """What the ranks learn of each other once a unit has finished; the only exchange that every window waits for.
+
+    ``views``: also the rows of every single view; ``seconds`` [] float32: how long this rank computed.
+    """
+    words = jnp.stack([_any(activity.active), activity.visible, read, write])
+    active, visible, read, write = exchange.union(words)
+    raw, war = read & ~write & active, write & visible & ~active
+    counts = jnp.stack([count(active), count(read), count(write & active), count(raw), count(war)])
+    own = jnp.concatenate([activity.numbers, seconds[None], activity.pairs.astype(jnp.float32)])
+    told, first = exchange.every(own), len(NUMBERS)
+    return Word(active, visible, read, write, counts, told[:, :first], told[:, first + 1 :].astype(jnp.int32),
+                told[:, first], exchange.every(activity.active) if views else None)
+
+
+def gate(activity: Activity, delayed: Rows, skipped: Rows, mean: jax.Array, tau: float, room: int,
+         kind: str) -> jax.Array:
+    """[2] int32: delayed rows that fail the gradient gate, and those that skipped an update before (paper §4.3).
+
+    ``mean`` is that of ‖g_A‖ over C_A. Only the magnitudes of the at most ``room`` delayed rows travel.
+    """
+    rows = row_list(delayed, room)
+    magnitude = exchange.total(activity.magnitude.at[rows].get(mode="fill", fill_value=0)[:, None], kind)[:, 0]
+    passes = (magnitude <= tau * mean) & jnp.isfinite(mean)
+    failing = jnp.sum((rows < 8 * delayed.size) & ~passes, dtype=jnp.int32)
+    return jnp.stack([failing, count(delayed & skipped).astype(jnp.int32)])
+
+
+def row_list(rows: Rows, room: int) -> jax.Array:
+    """[room] int32 indices of a packed set in ascending order, padded with N; ``room`` must not be smaller than it."""
+    flags = jnp.unpackbits(rows).astype(bool)
+    return jnp.nonzero(flags, size=room, fill_value=flags.size)[0].astype(jnp.int32)
+
+
+def _any(words: Rows) -> Rows:
+    """Union over the first axis of packed sets [S, N/8]."""
+    result = words[0]
+    for row in words[1:]:
+        result = result | row
+    return result

@@ -1,0 +1,216 @@
+"""One unit after the other, with a validated window between them (paper §4.3, graph execution).
+
+A runtime holds the versioned state and asks an executor to run units and publications. ``unit`` starts a unit and
+returns while it computes; what it did is known when the next one is given, or at ``drain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from odin_jax import versions
+from odin_jax.admission import Admission, Counts
+from odin_jax.executor import Executor, Programs, Times, Unit, scalar
+from odin_jax.parallel.mesh import here
+from odin_jax.publish import Publication, room_for
+from odin_jax.stages import NUMBERS, Produced, Word
+from odin_jax.versions import VersionedState
+from sched.hazards import Action, Decision
+
+
+class Assigned(NamedTuple):
+    """A unit and which views its ranks run."""
+
+    unit: Unit
+    views: np.ndarray  # [R, S] index of each view within the training views
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened between a unit and the next one, and what the unit did."""
+
+    step: int  # the unit A
+    loss: float  # mean over its views
+    mse: float
+    finite: bool  # of all its gradients
+    pairs: np.ndarray  # [R, S] int32
+    views: np.ndarray  # [R, S] as assigned
+    seconds: np.ndarray  # [R] of forward and backward
+    decision: Decision
+    active: int  # |C_A|
+    read: int  # |R⁺(B)|; 0 where no unit followed
+    urgent: int  # rows of C_A published before B observed state
+    delayed: int  # rows of C_A that B read late
+    times: Times  # spans and waits since the window before
+
+
+class Runtime:
+    """Trains units on all ranks."""
+
+    def __init__(self, programs: Programs, executor: Executor, admission: Admission, state: Any, step: int,
+                 dense: bool = False, on_published: Callable[[int, Any], None] | None = None):
+        """``state`` is on all ranks, after unit ``step``; ``dense``: every row is exchanged in every unit.
+
+        ``on_published(step, state)`` is called whenever the update of a unit is wholly readable.
+        """
+        self.now = VersionedState(state, published=step)
+        self.admission = admission
+        self._programs, self._executor, self._dense = programs, executor, dense
+        self._on_published = on_published
+        self._last: Assigned | None = None
+        self._measure()
+
+    def unit(self, assigned: Assigned, blocking: str | None = None) -> Window | None:
+        """Start a unit; returns the window that led to it, None where none did.
+
+        ``blocking``: why the plan has this window wait for everything, or None.
+        """
+        window = None
+        if self._last is None:
+            self._start(assigned.unit)
+        else:
+            window = self._window(self._last, assigned, blocking)
+        self._last = assigned
+        return window
+
+    def drain(self) -> Window | None:
+        """Wait until everything is published; the window that ends here, or None if nothing was in flight."""
+        window = None if self._last is None else self._window(self._last, None, "drained")
+        self._last = None
+        return window
+
+    def restructure(self, state: Any) -> None:
+        """Go on with other rows after a structural event; nothing may be in flight."""
+        self.now = versions.change_structure(self.now, state)
+        self._measure()
+
+    def _window(self, before: Assigned, following: Assigned | None, blocking: str | None) -> Window:
+        """Finish the unit ``before``, validate the window to the following unit and start that one."""
+        step = before.unit.step
+        state, produced = self._executor.finish()
+        self._rest_published(step - 1, state)
+        self.now = versions.produce(self.now, step, None)
+        word = self._executor.tell(state, produced, step, following.unit if following else None,
+                                   self._expected(following))
+        counts, numbers, pairs, seconds = map(np.asarray, here((word.counts, word.numbers, word.pairs, word.seconds)))
+        told = _Told(counts, numbers, pairs, seconds, self._alive)
+        self._learn(before, word)
+        decision = self._decide(told, blocking, produced, word)
+        times = self._executor.times.take()
+        window = told.window(before, decision, times)
+        if window.finite:
+            self._publish(state, produced, word, told, decision, following, step)
+        return window
+
+    def _publish(self, state: Any, produced: Produced, word: Word, told: _Told, decision: Decision,
+                 following: Assigned | None, step: int) -> None:
+        inputs = self._programs.inputs()(state, scalar(step))
+        if decision.action is Action.BARRIER or following is None:
+            rows, room = word.active, room_for(told.active, self._rows)
+            if self._dense:
+                rows, room = self._every_row, self._rows
+            self._parts_published(step, None, versions.URGENT)
+            state = self._executor.publish(
+                state, Publication(step, produced, rows, word.visible, word.active & 0, 0, room, inputs))
+            self._rest_published(step, state)
+            if following is not None:
+                self._start(following.unit)
+            return
+        first = told.urgent(decision)
+        urgent = word.active & {Action.PROCEED: word.active & 0, Action.PARTIAL: word.read,
+                                Action.DELAYED: word.write}[decision.action]
+        late = word.read & ~word.write & word.active if decision.action is Action.DELAYED else None
+        pending = Publication(step, produced, word.active, word.visible, urgent, room_for(first, self._rows),
+                              room_for(told.active - first, self._rows), inputs)
+        self._parts_published(step, None, versions.URGENT)
+        self.now = versions.observe(self.now, following.unit.step, self.now.structural, late)
+        self._executor.overlap(state, pending, following.unit)
+
+    def _decide(self, told: _Told, blocking: str | None, produced: Produced, word: Word) -> Decision:
+        def gate() -> tuple[int, int]:
+            delayed = word.read & ~word.write & word.active
+            skipped = delayed & 0 if self.now.skipped is None else self.now.skipped
+            failing, again = self._executor.gate(
+                produced, delayed, skipped, told.mean_magnitude, self.admission.tau, told.raw)
+            return int(failing), int(again)
+
+        counts = Counts(told.active, told.read, told.waw, told.raw, told.war, told.alive)
+        return self.admission.decide(counts, blocking, gate)
+
+    def _expected(self, following: Assigned | None) -> Any:
+        """Packed rows that each view of the next unit will update, by evidence; None where nobody asks."""
+        if following is None or not self.admission.uses_evidence:
+            return None
+        ranks, unknown = self._programs.ranks, np.full(-(-self._rows // 8), 0xFF, np.uint8)
+
+        def of_view(view: int) -> np.ndarray:
+            words = self.admission.expected(view, self.now.structural)
+            return unknown if words is None else words
+
+        return ranks.own([np.stack([of_view(int(view)) for view in following.views[rank]]) for rank in ranks.local])
+
+    def _learn(self, before: Assigned, word: Word) -> None:
+        if word.views is not None:
+            words = np.asarray(here(word.views)).reshape(before.views.size, -1)
+            late = None if self.now.skipped is None else np.asarray(here(self.now.skipped))
+            self.admission.learn([int(view) for view in before.views.ravel()], words, self.now.structural, late)
+
+    def _start(self, unit: Unit) -> None:
+        self.now = versions.observe(self.now, unit.step, self.now.structural)
+        self._executor.start(self.now.state, unit)
+
+    def _parts_published(self, step: int, state: Any, parts: tuple[str, ...]) -> None:
+        for part in parts:
+            self.now = versions.publish(self.now, step, part, state)
+
+    def _rest_published(self, step: int, state: Any) -> None:
+        """The last part of unit ``step`` is readable, if it was still in flight; then it is committed."""
+        if step <= self.now.published:
+            self.now = replace(self.now, state=state)
+            return
+        self._parts_published(step, state, (versions.REST,))
+        self.now = versions.commit(self.now, step)
+        if self._on_published:
+            self._on_published(step, state)
+
+    def _measure(self) -> None:
+        alive = np.asarray(here(self.now.state.alive))
+        self._rows, self._alive = len(alive), int(alive.sum())
+        self._every_row = self._programs.ranks.same(np.packbits(np.ones(self._rows, bool)))
+
+
+class _Told(NamedTuple):
+    """The numbers of a ``Word`` on the host, and the rows alive."""
+
+    counts: np.ndarray
+    numbers: np.ndarray
+    pairs: np.ndarray
+    seconds: np.ndarray
+    alive: int
+
+    active = property(lambda self: int(self.counts[0]))
+    read = property(lambda self: int(self.counts[1]))
+    waw = property(lambda self: int(self.counts[2]))
+    raw = property(lambda self: int(self.counts[3]))
+    war = property(lambda self: int(self.counts[4]))
+
+    @property
+    def mean_magnitude(self) -> float:
+        """Mean of ‖g_A‖ over C_A."""
+        return float(self.numbers[:, NUMBERS.index("magnitude")].sum()) / max(self.active, 1)
+
+    def urgent(self, decision: Decision) -> int:
+        """Rows of C_A that are published before the next unit observes state."""
+        return {Action.PROCEED: 0, Action.PARTIAL: self.waw + self.raw, Action.DELAYED: self.waw,
+                Action.BARRIER: self.active}[decision.action]
+
+    def window(self, before: Assigned, decision: Decision, times: Times) -> Window:
+        loss, mse = (float(self.numbers[:, NUMBERS.index(name)].mean()) for name in ("loss", "mse"))
+        finite = bool((self.numbers[:, NUMBERS.index("finite")] == 1).all() and np.isfinite(loss))
+        delayed = self.raw if decision.action is Action.DELAYED else 0
+        return Window(before.unit.step, loss, mse, finite, self.pairs, before.views, self.seconds, decision,
+                      self.active, self.read, self.urgent(decision), delayed, times)
