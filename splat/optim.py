@@ -130,9 +130,10 @@ def worst_step(
     Let a = β₁m and b = (1−β₁)g, so m′ = a + b, and let D = √(v′/c₂) + ε be the divisor. Then D² ≥ v′/c₂ + ε² =
     P + Q with P = β₂v/c₂ + ε² and Q = (1−β₂)g²/c₂ = b²/w, w = c₂(1−β₁)²/(1−β₂). By Cauchy–Schwarz
     |a + b| = |(a/√P)·√P + √w·(b/√w)| ≤ √(a²/P + w)·√(P + Q), hence |m′|/D ≤ √(a²/P + w), reached at
-    b = aw/P where ε is negligible. ε² in P keeps this finite for v = 0, where m is 0 too or so small that g² was
-    lost to underflow. A g that small now adds to |m′|/D no more than the last term below, (1−β₁)|g|/ε at the
-    least normal (1−β₂)g². Rounding is covered by ``ROUNDING``. An m that is not finite gives no finite bound.
+    b = wP/a where ε is negligible. ε² in P keeps this finite for v = 0, where m is 0 too or so small that g² was
+    lost to underflow. Where Q is lost so now, |m′|/D ≤ |a|/√P + (1−β₁)|g|/ε, with g at most where (1−β₂)g² is
+    the least normal number; the larger bound counts. Rounding is covered by ``ROUNDING``. An m that is not
+    finite gives no finite bound.
     """
     beta1, beta2, epsilon = BETA1**batch, BETA2**batch, EPSILON / batch**0.5
     dtype = state.mu.means.dtype
@@ -145,7 +146,8 @@ def worst_step(
     def field(name: str) -> jax.Array:
         mu, nu = getattr(state.mu, name), getattr(state.nu, name)
         old = beta1 * jnp.abs(mu) / jnp.sqrt(nu * (beta2 / c2) + epsilon**2)
-        bound = (jnp.sqrt(old * old + new) + lost) * ((1 + ROUNDING) / c1 * getattr(learning_rates, name))
+        longest = jnp.maximum(jnp.sqrt(old * old + new), old + lost)
+        bound = longest * ((1 + ROUNDING) / c1 * getattr(learning_rates, name))
         return jnp.where(getattr(stepped, name), bound, jnp.zeros_like(bound))
 
     unbounded: Any = dict.fromkeys(COLOUR_FIELDS)
