@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import orbax.checkpoint as ocp
 from splat.errors import UserError
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it also raises, or can do without
+LONGEST = 240  # characters of a reason that are shown
 SUMS = "crc32"  # entry of the JSON part: checksum by array name, and under "" that of the rest
 
 
@@ -45,6 +47,7 @@ class Checkpoints:
     """The checkpoints of one run. ``save`` returns as soon as the state is copied to the host."""
 
     def __init__(self, folder: Path, keep: int):
+        _hush_late_io()
         self.folder = folder
         policy = ocp.checkpoint_managers.LatestN(keep)
         options = ocp.CheckpointManagerOptions(
@@ -55,36 +58,41 @@ class Checkpoints:
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Start to write the state after ``step``; waits for the previous write, then works in background.
 
-        Raises UserError when the disk refuses.
+        Raises UserError when the disk refuses, this time or in the background before.
         """
         host = {name: np.array(leaf, copy=True) for name, leaf in named_leaves(state).items()}
         noted = {**meta, SUMS: _sums(host, meta)}
         args = ocp.args.Composite(state=ocp.args.StandardSave(host), meta=ocp.args.JsonSave(noted))  # type: ignore[call-arg]
         try:
             self._manager.save(step, args=args, force=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot write a checkpoint to {self.folder}: {error}; free space and resume"
-            ) from error
+        except (OSError, ValueError) as error:
+            raise self._refused(error) from error
 
     def finish(self) -> None:
-        """Wait until everything is on disk and let go of the folder."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """Wait until everything is on disk and let go of the folder. Raises UserError when the disk refused."""
+        try:
+            self._manager.wait_until_finished()
+            self._manager.close()
+        except (OSError, ValueError) as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> UserError:
+        return UserError(f"cannot write a checkpoint to {self.folder}: {_line(error)}; "
+                         "free space, then the same command continues from the last complete one")
 
 
 def read(folder: Path, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """(arrays by name, meta) of one checkpoint. Raises UserError when it cannot be read or has changed."""
     options = ocp.CheckpointManagerOptions(read_only=True)
     parts: dict[str, Any] = {"state": ocp.args.StandardRestore(), "meta": ocp.args.JsonRestore()}
+    _hush_late_io()
     try:
-        with _late_reads_unheard(), ocp.CheckpointManager(folder.resolve(), options=options) as manager:
+        with ocp.CheckpointManager(folder.resolve(), options=options) as manager:
             found: Any = manager.restore(step, args=ocp.args.Composite(**parts))
             arrays = {name: np.asarray(leaf) for name, leaf in found["state"].items()}
             meta = dict(found["meta"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        line = str(error).splitlines()[0].split(" [tensorstore_spec")[0] if str(error) else type(error).__name__
-        raise _damaged(folder, step, line) from error
+        raise _damaged(folder, step, _line(error)) from error
     noted = meta.pop(SUMS, None)
     if noted != _sums(arrays, meta):
         raise _damaged(folder, step, "its checksums do not agree with what it holds")
@@ -92,7 +100,8 @@ def read(folder: Path, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 
 def _sums(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> dict[str, int]:
-    sums = {name: zlib.crc32(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()}
+    sums = {name: zlib.crc32(array.data) for name, array in flat.items()}
     return {**sums, "": zlib.crc32(json.dumps(meta, sort_keys=True).encode())}
 
 
@@ -101,22 +110,25 @@ def _damaged(folder: Path, step: int, why: str) -> UserError:
                      "delete that folder to continue from the one before, or from the start where it is the only one")
 
 
-@contextmanager
-def _late_reads_unheard() -> Iterator[None]:
-    """Keep one complaint off the screen: after a failure orbax closes its event loop while reads still run.
+def _line(error: Exception) -> str:
+    """The reason in one short line; tensorstore's texts name every layer, and mostly the system's reason."""
+    text = str(error).strip() or type(error).__name__
+    system = re.search(r"\[OS error \d+: \w+ ([^\]]+)\]", text)
+    return system[1] if system else text.splitlines()[0].split(" [tensorstore_spec")[0][:LONGEST]
 
-    Each of them then prints a traceback from a thread of its own, at any time after, so a failed block leaves the
-    filter in place.
+
+def _hush_late_io() -> None:
+    """From now on keep one complaint off the screen: after a failure orbax closes its event loop while reads and
+    writes still run, and each of them prints a traceback from a thread of its own, at any time after.
     """
-    shown = sys.unraisablehook
+    if getattr(sys.unraisablehook, "func", None) is not _without_late_io:
+        sys.unraisablehook = partial(_without_late_io, sys.unraisablehook)
 
-    def filtered(unraisable: sys.UnraisableHookArgs) -> None:
-        if not (isinstance(unraisable.exc_value, RuntimeError) and "Event loop is closed" in str(unraisable.exc_value)):
-            shown(unraisable)
 
-    sys.unraisablehook = filtered
-    yield
-    sys.unraisablehook = shown
+def _without_late_io(shown: Callable[[Any], Any], unraisable: Any) -> None:
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and "Event loop is closed" in str(error)):
+        shown(unraisable)
 
 
 def restore(folder: Path, step: int, template: Any) -> tuple[Any, dict[str, Any]]:

@@ -12,7 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]  # made at run time
 
 PLAIN_EVERY_S = 10.0  # seconds between lines where there is no terminal
 SMOOTHING = 0.95  # share of the old value in the running means of loss and error
@@ -104,15 +106,25 @@ class Progress:
 
 
 class Scalars:
-    """TensorBoard's files, or nothing when the folder is None."""
+    """TensorBoard's files, or nothing when the folder is None.
+
+    Written by the thread that calls: SummaryWriter's own thread dies of a full disk and then blocks the training.
+    A file that cannot be written is told once and the training goes on without.
+    """
 
     def __init__(self, folder: Path | None, first_step: int):
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step) if folder else None
+        self._file: EventsWriter | None = None
+        if folder is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = EventsWriter(str(folder / "events"))
+        except OSError as error:
+            self._give_up(error)
+        self._write(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))  # hides later steps
 
     def step(self, numbers: StepNumbers, progress: Progress) -> None:
         """Scalars of one step."""
-        if self._writer is None:
-            return
         values = {
             "train/loss": progress.loss,
             "train/psnr": progress.psnr,
@@ -121,19 +133,36 @@ class Scalars:
             "state/pairs": numbers.pairs,
         }
         for name, value in values.items():
-            self._writer.add_scalar(name, value, numbers.step)
+            self.scalar(name, value, numbers.step)
 
     def image(self, name: str, pixels: np.ndarray, step: int) -> None:
         """One [H, W, 3] uint8 image."""
-        if self._writer is not None:
-            self._writer.add_image(name, pixels, step, dataformats="HWC")
+        if self._file is not None:
+            self._write(Event(step=step, summary=summary.image(name, pixels, dataformats="HWC")))
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """One number."""
-        if self._writer is not None:
-            self._writer.add_scalar(name, value, step)
+        if self._file is not None:
+            self._write(Event(step=step, summary=summary.scalar(name, value)))
 
     def close(self) -> None:
-        """Flush and close the files."""
-        if self._writer is not None:
-            self._writer.close()
+        """Close the file."""
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _write(self, event: Any) -> None:
+        if self._file is None:
+            return
+        event.wall_time = time.time()
+        try:
+            self._file.write_event(event)
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._file = None
+        print(f"note: TensorBoard files cannot be written ({error.strerror}); the training goes on without them")

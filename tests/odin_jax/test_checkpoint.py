@@ -73,6 +73,22 @@ def test_a_damaged_checkpoint_is_one_line_with_the_remedy(folder):
     assert "\n" not in str(caught.value)
 
 
+def test_a_write_that_the_disk_refused_in_the_background_is_one_line(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+
+    def full():
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing [OS error 28: ENOSPC No space left on device]\nmore")
+
+    monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
+    with pytest.raises(UserError, match=r"cannot write a checkpoint to .*: No space left on device; free space"):
+        checkpoints.finish()
+
+
+def test_the_system_s_reason_is_picked_from_a_long_text():
+    text = 'RESOURCE_EXHAUSTED: Error writing "a/0": [OS error 28: ENOSPC No space left on device] [x=\'{}\']'
+    assert checkpoint._line(ValueError(text)) == "No space left on device"
+
+
 def largest_file(folder):
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
