@@ -5,15 +5,19 @@ dies, process 0 included, the service survives and the hub says to all others in
 service a part of process 0, its death would abort the others from within C++ with a stack trace that names
 nobody.) The hub ends when all connections are closed, so it never outlives a run.
 
-Messages are JSON objects, one a line. From a process: {"hello": rank, "of": P, "host": …, "pid": …}, {"step": n}
-(also the sign of life), {"failed": reason, "code": c, "sure": bool}, {"done": true}. To it: {"go": port of the
-service, "hosts": [machine of each rank]}, {"beat": true}, {"end": line, "rank": whose fault, "code": exit code},
-{"all_done": true}, to rank 0 also {"alone": true}.
+The kernel closes the connection of a process that dies, and its probes find a host that is gone. A process that is
+merely busy or stopped is not lost, for nothing depends on how soon it answers.
+
+Messages are JSON objects, one a line. From a process: {"hello": rank, "of": P, "host": …, "pid": …, "machine": …},
+{"step": n}, {"failed": reason, "code": c, "sure": bool}, {"done": true}. To it: {"go": port of the service, "hosts":
+[machine of each rank]}, {"end": line, "rank": whose fault, "code": exit code}, {"all_done": true}, to rank 0 also
+{"alone": true}.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import selectors
 import signal
@@ -25,10 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TICK_S = 0.2  # between looks at the clock
-BEAT_S = 1.0  # between signs of life, both ways
 UNSURE_S = 4.0  # a failure that may be another's fault waits so long for a better reason
 LINGER_S = 60.0  # after a verdict: for the others to end
 RESUME = "the last checkpoint is whole and the same command resumes"
+UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 LOST_CODE = 1  # exit code of those who lost a process
 
 
@@ -40,12 +44,20 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
+def probe(connection: socket.socket, silence_s: float) -> None:
+    """Let the kernel end the connection when the other host does not answer for ``silence_s``."""
+    for option, value in ((socket.TCP_KEEPIDLE, silence_s / 3), (socket.TCP_KEEPINTVL, silence_s / 6),
+                          (socket.TCP_KEEPCNT, 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence_s))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 @dataclass
 class Member:
     """One connection and what is known of the process behind it."""
 
     connection: socket.socket
-    heard: float  # time of its last sign of life, s
     buffer: bytes = b""
     rank: int = -1  # -1: it has not said hello
     host: str = ""
@@ -71,7 +83,7 @@ class Hub:
     processes: int
     address: str  # as the user named it, for messages
     start_s: float  # all must have said hello within this time
-    silence_s: float  # a process that says nothing for so long is lost
+    silence_s: float  # a host that does not answer for so long is gone
     start_service: Callable[[], int]  # starts JAX's service, returns its port
     members: list[Member] = field(default_factory=list)
     ended: dict[str, Any] | None = None  # the verdict, once there is one
@@ -82,7 +94,7 @@ class Hub:
 
     def serve(self) -> None:
         """Accept, listen and judge until nobody is left."""
-        begin, beat, ended_at = time.monotonic(), 0.0, None
+        begin, ended_at = time.monotonic(), None
         with selectors.DefaultSelector() as selector:
             selector.register(self.server, selectors.EVENT_READ)
             while True:
@@ -90,9 +102,6 @@ class Hub:
                     self._accept(selector) if key.fileobj is self.server else self._read(selector, key.data)
                 now = time.monotonic()
                 self._judge_clock(now, begin)
-                if now - beat >= BEAT_S:
-                    beat = now
-                    self._tell({"beat": True})
                 ended_at = ended_at or (now if self.ended else None)
                 left = not any(member.rank >= 0 for member in self.members)
                 if (left and (self.went or self.ended)) or (ended_at and now - ended_at > LINGER_S):
@@ -101,16 +110,19 @@ class Hub:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         connection, _ = self.server.accept()
         connection.settimeout(2.0)
-        member = Member(connection, time.monotonic())
+        probe(connection, self.silence_s)
+        member = Member(connection)
         self.members.append(member)
         selector.register(connection, selectors.EVENT_READ, member)
 
     def _read(self, selector: selectors.BaseSelector, member: Member) -> None:
+        why = "killed or crashed"
         try:
             data = member.connection.recv(65536)
-        except OSError:
+        except OSError as error:
             data = b""
-        member.heard = time.monotonic()
+            if error.errno in UNREACHABLE:
+                why = f"its host does not answer ({error.strerror})"
         *lines, member.buffer = (member.buffer + data).split(b"\n")
         for line in lines:
             try:
@@ -122,7 +134,7 @@ class Hub:
             member.connection.close()
             self.members.remove(member)
             if member.rank >= 0 and not member.done:
-                self._verdict(member, f"{member.name} was lost {member.at_step}, killed or crashed; {RESUME}")
+                self._verdict(member, f"{member.name} was lost {member.at_step}, {why}; {RESUME}")
             if self.released and {other.rank for other in self.members if other.rank >= 0} == {0}:
                 self._tell({"alone": True})
 
@@ -174,10 +186,6 @@ class Hub:
             self._end({"end": f"rank {missing} of {self.processes} did not come to {self.address} within "
                               f"{self.start_s:g} s; start all, and check the address and the firewall",
                        "rank": -1, "code": 2})
-        for member in self.members:
-            if member.rank >= 0 and now - member.heard > self.silence_s:
-                self._verdict(member, f"{member.name} was lost {member.at_step}, silent for {self.silence_s:g} s; "
-                                      f"{RESUME}")
 
     def _release(self) -> None:
         """When all are done, all may leave."""

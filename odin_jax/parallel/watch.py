@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from odin_jax.parallel.hosts import Hosts
-from odin_jax.parallel.hub import BEAT_S, LOST_CODE, RESUME, UNSURE_S
+from odin_jax.parallel.hub import LOST_CODE, RESUME, UNSURE_S, probe
 from splat.errors import UserError
 
+TELL_S = 0.25  # between two reports of the step
 RETRY_S = 0.25  # between two attempts to reach the hub
 ALONE_S = 10.0  # for the other processes to be gone after all are done
 END_S = 15.0  # a failed process that has not ended by itself after so long is ended
@@ -28,7 +29,7 @@ class Timing:
     """How long a run waits for its processes."""
 
     start_s: float = 300.0  # all must have come together within this time
-    silence_s: float = 30.0  # a process without a sign of life for so long is lost
+    silence_s: float = 20.0  # a host that does not answer for so long is gone
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Watch:
         self._send({"hello": self._hosts.process, "of": self._hosts.processes, "host": socket.gethostname(),
                     "pid": os.getpid(), "machine": machine()})
         threading.Thread(target=self._listen, name="odin-watch", daemon=True).start()
-        threading.Thread(target=self._beat, name="odin-beat", daemon=True).start()
+        threading.Thread(target=self._tell_step, name="odin-step", daemon=True).start()
         self._met.wait()
         assert self._meeting is not None
         return self._meeting
@@ -109,7 +110,7 @@ class Watch:
         self._failed = True
         self._send({"step": self.step})
         self._send({"failed": reason, "code": code, "sure": sure})
-        self._judged.wait(UNSURE_S + 2 * BEAT_S)
+        self._judged.wait(UNSURE_S + 2.0)
         ender = threading.Timer(END_S, os._exit, (code,))  # threads that hang in a collective do not keep it
         ender.daemon = True
         ender.start()
@@ -137,6 +138,7 @@ class Watch:
             try:
                 connection = socket.create_connection(address, timeout=min(10.0, self._timing.start_s))
                 connection.settimeout(None)
+                probe(connection, self._timing.silence_s)
                 return connection
             except OSError as error:
                 why = error.strerror or str(error)
@@ -149,14 +151,16 @@ class Watch:
         with contextlib.suppress(OSError):  # the listening thread finds a broken connection
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def _beat(self) -> None:
+    def _tell_step(self) -> None:
+        told = None
         while True:
-            time.sleep(BEAT_S)
-            self._send({"step": self.step})
+            time.sleep(TELL_S)
+            if self.step != told:
+                told = self.step
+                self._send({"step": told})
 
     def _listen(self) -> None:
         assert self._connection is not None
-        self._connection.settimeout(self._timing.silence_s)
         lines = self._connection.makefile("rb")
         with contextlib.suppress(OSError):
             for line in lines:

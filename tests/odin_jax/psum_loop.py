@@ -31,7 +31,7 @@ def threads_of_xla() -> int:
 
 def main(folder: Path, steps: int, silence_s: float, bad_rank: int = -1, bad_step: int = 0) -> None:
     hosts = find_hosts(None, None, None, None, os.environ)
-    with joined(hosts, 1, Timing(start_s=60, silence_s=silence_s)) as team:
+    with joined(hosts, 1, Timing(start_s=300, silence_s=silence_s)) as team:
         mesh = Mesh(np.array(jax.devices()), ("ranks",))
         one, all_ = PartitionSpec("ranks"), PartitionSpec()
         total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "ranks"), mesh=mesh, in_specs=one, out_specs=all_))
