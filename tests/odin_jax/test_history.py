@@ -284,6 +284,14 @@ FAULTS = {
         lambda e: _late_again(e),
         "unit 3 skips a second update of 1 row (1)",
     ),
+    "two updates of a row are skipped": (
+        lambda e: moved(_late_again(e), Published, 1, REST, before=(Wrote, 3)),
+        "unit 3 skips more than one update of the geometry of 1 row (1)",
+    ),
+    "the late rows change between two reads": (
+        lambda e: _by_fields(e, rows(0)),
+        "unit 2 changes its late rows between reads",
+    ),
     "the gradient gate is ignored": (
         lambda e: edited(e, Wrote, 1, magnitude=strengths(r0=0.1, r1=3, r2=4, r3=4)),
         "unit 2 reads late, against the gradient gate, 1 row (1)",
@@ -365,6 +373,14 @@ def _late_again(events):
     for part in URGENT:
         events = edited(events, Published, 2, part, rows=rows())
     return edited(events, Published, 2, REST, rows=rows(1, 2, 6, 7))
+
+
+def _by_fields(events, late):
+    """Unit 2 takes geometry first, and then colour with other late rows."""
+    (read,) = [event for event in events if _is(event, Read, 2)]
+    at = events.index(read)
+    split = [replace(read, fields=("geometry",)), replace(read, fields=("colour",), late=late)]
+    return [*events[:at], *split, *events[at + 1 :]]
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
