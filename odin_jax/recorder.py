@@ -32,7 +32,7 @@ class Decided:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A unit observes state. Sets of rows are bool [N] or packed as by ``sched.rowsets.pack``."""
+    """A unit observes state. Sets of rows are bool [N] or packed as by ``sched.rowsets.pack`` or ``numpy.packbits``."""
 
     unit: int
     structural: int  # version that its scopes were made for
@@ -78,7 +78,8 @@ class Recorder:
 
     Call it beside the transitions of ``odin_jax.versions``, in the same order and under the same lock: an update
     counts as readable from its ``published`` call on, a read sees what was published before its ``observed`` call.
-    Sets of rows may be bool [N] or words packed as by ``sched.rowsets``, of numpy or JAX.
+    Sets of rows may be bool [N] or packed, as by ``sched.rowsets.pack`` or ``jnp.packbits``, of numpy or JAX. Evidence
+    is that of all ranks.
     """
 
     def __init__(self, n_rows: int, after_unit: int = 0, structural: int = 0):
@@ -96,7 +97,7 @@ class Recorder:
         self.events.append(Read(unit, structural, _kept(reads), _kept(writes), _kept(late), tuple(fields)))
 
     def produced(self, unit: int, active: Any, magnitude: Any = None) -> None:
-        """``unit`` has its gradients: ``active`` over all ranks, ``magnitude`` float [N] as the gate uses it."""
+        """``unit`` has its gradients: ``active`` over all ranks, ``magnitude`` float [N] summed over them."""
         magnitude = None if magnitude is None else np.array(magnitude)
         self.events.append(Wrote(unit, np.asarray(_kept(active)), magnitude))
 

@@ -429,7 +429,7 @@ def overlapped_by_fields(kind, order):
     return check(told.events, N, path="quality").violations
 
 
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, pack], ids=["numpy", "jax", "packed"])
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, pack, jnp.packbits], ids=["numpy", "jax", "words", "bytes"])
 def test_geometry_may_be_read_before_colour_is_published(kind):
     assert overlapped_by_fields(kind, ["geometry", "read geometry", "colour", "read colour"]) == ()
     early = overlapped_by_fields(kind, ["geometry", "read geometry", "read colour", "colour"])
