@@ -14,7 +14,7 @@ from flax import struct
 
 from splat import quat, sh
 from splat.cameras import Camera
-from splat.columns import columns, from_columns
+from splat.columns import columns, from_columns, shared
 from splat.gaussians import Gaussians
 from splat.options import RenderOptions
 
@@ -47,7 +47,7 @@ def project(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None, sh
             probe: jax.Array | None, options: RenderOptions) -> Projected:
     """Project all rows (spec §1.1). ``probe`` [N, 2] is added to the centres in NDC units (spec §1.4)."""
     position = columns(gaussians.means)
-    x, y, z = _to_camera(position, camera)
+    x, y, z = shared(_to_camera(position, camera))
     in_front = z > options.near
     eye = _Eye(x, y, jnp.where(in_front, z, 1.0))
     mean_x, mean_y = _pixel_centres(eye, camera, probe)
@@ -76,9 +76,9 @@ def _kept(valid: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ..
     return tuple(jnp.where(valid, part, 0) for part in parts)
 
 
-def _to_camera(position: tuple[jax.Array, ...], camera: Camera) -> _Eye:
+def _to_camera(position: tuple[jax.Array, ...], camera: Camera) -> tuple[jax.Array, ...]:
     v, (px, py, pz) = camera.view, position
-    return _Eye(*(v[i, 0] * px + v[i, 1] * py + v[i, 2] * pz + v[i, 3] for i in range(3)))
+    return tuple(v[i, 0] * px + v[i, 1] * py + v[i, 2] * pz + v[i, 3] for i in range(3))
 
 
 def _pixel_centres(eye: _Eye, camera: Camera, probe: jax.Array | None) -> tuple[jax.Array, jax.Array]:

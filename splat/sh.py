@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
 import jax
 import jax.numpy as jnp
 
-from splat.columns import from_columns
+from splat.apart import apart
+from splat.columns import always, columns, stack
 
 C0 = 0.28209479177387814
 C1 = 0.4886025119029199
@@ -32,23 +36,48 @@ def colours(sh_dc: jax.Array, sh_rest: jax.Array, directions: tuple[jax.Array, j
 
     ``sh_dc`` [N, 3], ``sh_rest`` [N, 15, 3]. ``degree`` 0..3 may be traced: coefficients above it count as zero.
     """
-    x, y, z = directions
-    inverse = jax.lax.rsqrt(x * x + y * y + z * z + TINY)
-    values = from_columns(basis(x * inverse, y * inverse, z * inverse))
-    active = jnp.asarray(DEGREE_OF_COEFFICIENT[1:]) <= degree
-    total = C0 * sh_dc + _weighted(values * active.astype(values.dtype), sh_rest) + 0.5
+    active = [jnp.asarray(own <= degree, sh_rest.dtype) for own in DEGREE_OF_COEFFICIENT[1:]]
+    values = [value * factor for value, factor in zip(_along(directions), active, strict=True)]
+    total = C0 * sh_dc + _weighted(values, sh_rest) + 0.5
     return jnp.where(total > 0, total, 0 * total)  # unlike relu, makes NaN of −inf, not black
 
 
+def _basis_along(directions: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    x, y, z = directions
+    inverse = jax.lax.rsqrt(x * x + y * y + z * z + TINY)
+    return basis(x * inverse, y * inverse, z * inverse)
+
+
 @jax.custom_vjp
-def _weighted(values: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """[N, 3] Σₖ values [N, K] · coefficients [N, K, 3]; its own gradient spares two layout copies on XLA:CPU."""
-    return jnp.einsum("nk,nkc->nc", values, coefficients)
+def _along(directions: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """The 15 basis values [N] along directions; its gradient is not evaluated again for every use on XLA:CPU."""
+    return _basis_along(directions)
 
 
-def _weighted_bwd(saved: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _along_bwd(directions: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...]]:
+    return apart(lambda at, d: jax.vjp(_basis_along, at)[1](d), always(directions[0]), directions, cotangents)
+
+
+_along.defvjp(lambda directions: (_basis_along(directions), directions), _along_bwd)
+
+
+@jax.custom_vjp
+def _weighted(values: list[jax.Array], coefficients: jax.Array) -> jax.Array:
+    """[N, 3] Σₖ values[k] [N] · coefficients [N, K, 3], in a form that XLA:CPU passes over once, as its gradient."""
+    def total(values: list[jax.Array], coefficients: jax.Array) -> jax.Array:
+        return reduce(add, (value[:, None] * coefficients[:, k] for k, value in enumerate(values)))
+
+    return apart(total, always(coefficients), values, coefficients)
+
+
+def _weighted_bwd(saved: tuple[list[jax.Array], jax.Array], cotangent: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     values, coefficients = saved
-    return jnp.einsum("nc,nkc->nk", cotangent, coefficients), values[:, :, None] * cotangent[:, None, :]
+
+    def by_value(cotangent: jax.Array, coefficients: jax.Array) -> jax.Array:
+        return reduce(add, (cotangent[:, c, None] * coefficients[:, :, c] for c in range(3)))
+
+    d_values = columns(apart(by_value, always(coefficients), cotangent, coefficients))
+    return list(d_values), stack(values)[:, :, None] * cotangent[:, None, :]
 
 
 _weighted.defvjp(lambda values, coefficients: (_weighted(values, coefficients), (values, coefficients)), _weighted_bwd)
