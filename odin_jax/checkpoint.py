@@ -23,6 +23,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from odin_jax.parallel import share
 from splat.errors import UserError
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it also raises, or can do without
@@ -50,9 +51,15 @@ class Checkpoints:
         _hush_late_io()
         self.folder = folder
         policy = ocp.checkpoint_managers.LatestN(keep)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=True
+        # The first process writes for all: no other one takes part, nor waits.
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=0, active_processes={0}, barrier_sync_key_prefix="first"
         )
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=True,
+            multiprocessing_options=alone, create=False,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
@@ -136,7 +143,8 @@ def restore(folder: Path, step: int, template: Any) -> tuple[Any, dict[str, Any]
 
     Raises UserError when the checkpoint cannot be read or belongs to another kind of state.
     """
-    arrays, meta = read(folder, step)
+    arrays, meta = read(folder, step) if jax.process_index() == 0 else (None, None)
+    arrays, meta = share.arrays_from_first(arrays), share.from_first(meta)
     names = list(named_leaves(template))
     if set(arrays) != set(names):
         odd = ", ".join(sorted(set(arrays) ^ set(names))[:4])

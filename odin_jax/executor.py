@@ -68,6 +68,7 @@ class Executor(Protocol):
     """Runs units and publications on all ranks."""
 
     times: Times
+    grain: int  # sizes of row lists to a doubling (``publish.room_for``)
 
     def start(self, state: Any, unit: Unit) -> None:
         """Start forward and backward of ``unit``, which reads ``state``."""
@@ -89,10 +90,11 @@ class Executor(Protocol):
         """
         ...
 
-    def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any) -> Word:
+    def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any, stop: bool) -> Word:
         """What the ranks learn of each other: what unit ``step`` did, and the scope of ``unit`` if one follows.
 
         ``expected``: rows that each view of ``unit`` will update (see ``stages.scope``); None: all that it reads.
+        ``stop``: this process was told to stop.
         """
         ...
 
@@ -112,7 +114,9 @@ class Programs:
         self.ranks, self.pipeline, self.exchange, self.state_kinds = ranks, pipeline, exchange, state_kinds
         self._made: dict[Any, Callable[..., Any]] = {}
 
-    def _program(self, key: Any, function: Callable[..., Any], ins: Any, outs: Any, donate: tuple[int, ...] = ()):
+    def program(self, key: Any, function: Callable[..., Any], ins: Any, outs: Any,
+                donate: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """``function`` on every rank (see ``Ranks.program``), made once for each ``key``."""
         if key not in self._made:
             self._made[key] = self.ranks.program(function, ins, outs, donate)
         return self._made[key]
@@ -122,43 +126,43 @@ class Programs:
         def run(state, views, step):
             return stages.compute(self.pipeline, self.ranks.count, room, state, views, step)
 
-        return self._program(("compute", room), run, (self.state_kinds, OWN, SAME), OWN)
+        return self.program(("compute", room), run, (self.state_kinds, OWN, SAME), OWN)
 
     def scope(self):
         """(state, cameras, expected, step) → R⁺, W⁺ of each rank's views."""
         def run(state, cameras, expected, step):
             return stages.scope(self.pipeline, state, cameras, expected, step)
 
-        return self._program("scope", run, (self.state_kinds, OWN, OWN, SAME), OWN)
+        return self.program("scope", run, (self.state_kinds, OWN, OWN, SAME), OWN)
 
     def tell(self, views: bool):
-        """(activity, R⁺, W⁺, seconds) → ``Word``."""
-        return self._program(("tell", views), partial(stages.tell, views), (OWN, OWN, OWN, OWN), SAME)
+        """(activity, R⁺, W⁺, host) → ``Word``."""
+        return self.program(("tell", views), partial(stages.tell, views), (OWN, OWN, OWN, OWN), SAME)
 
     def gate(self, tau: float, room: int):
         """(activity, delayed, skipped, mean) → [2] counts."""
         def run(activity, delayed, skipped, mean):
             return stages.gate(activity, delayed, skipped, mean, tau, room, self.exchange)
 
-        return self._program(("gate", tau, room), run, (OWN, SAME, SAME, SAME), SAME)
+        return self.program(("gate", tau, room), run, (OWN, SAME, SAME, SAME), SAME)
 
     def inputs(self) -> Callable[..., Any]:
         """(state, step) → ``StepInputs``; a program of its own, so that every part gets the same scalars."""
-        return self._program("inputs", self.pipeline.step_inputs, (self.state_kinds, SAME), SAME)
+        return self.program("inputs", self.pipeline.step_inputs, (self.state_kinds, SAME), SAME)
 
     def settle(self):
         """(state, C_A, visible, inputs) → state; uses the state up."""
         def run(state, active, visible, inputs):
             return publish.settle(self.pipeline, state, active, visible, inputs)
 
-        return self._program("settle", run, (self.state_kinds, SAME, SAME, SAME), self.state_kinds, (0,))
+        return self.program("settle", run, (self.state_kinds, SAME, SAME, SAME), self.state_kinds, (0,))
 
     def collect(self, fields: tuple[str, ...], room: int):
         """(grads, rows) → indices, sums."""
         def run(grads, rows):
             return publish.collect(grads, rows, fields, room, self.exchange)
 
-        return self._program(("collect", fields, room), run, (OWN, SAME), SAME)
+        return self.program(("collect", fields, room), run, (OWN, SAME), SAME)
 
     def apply(self, fields: tuple[str, ...]):
         """(state, indices, sums, visible, inputs) → state; uses the state up."""
@@ -166,7 +170,7 @@ class Programs:
             return publish.apply(self.pipeline, state, indices, summed, fields, visible, inputs)
 
         kinds = self.state_kinds
-        return self._program(("apply", fields), run, (kinds, SAME, SAME, SAME, SAME), kinds, (0,))
+        return self.program(("apply", fields), run, (kinds, SAME, SAME, SAME, SAME), kinds, (0,))
 
 
 def scalar(step: int) -> Any:

@@ -1,12 +1,14 @@
-"""Units of views for the loop: photos decoded ahead by threads, cameras, masks, backgrounds."""
+"""Views for the loop: photos decoded ahead by threads, cameras, masks, backgrounds."""
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from odin_jax import order
 from odin_jax.backdrop import backdrop
+from odin_jax.rooms import Size
 from odin_jax.train_config import TrainConfig
 from splat.cameras import Camera
 from splat.pipelines.protocol import View
@@ -22,44 +24,45 @@ def camera_of(photo: Photo) -> Camera:
     return Camera(view, intrinsics, photo.width, photo.height)  # type: ignore[arg-type]
 
 
+def largest(views: Iterable[View]) -> Size:
+    """The largest image size of a unit; its room serves all of them."""
+    return max(((view.camera.width, view.camera.height) for view in views), key=lambda size: size[0] * size[1])
+
+
 class UnitFeed:
-    """The units of a run by step number; a context manager, because threads read ahead."""
+    """The views of a run, decoded ahead by threads until ``close``."""
 
     def __init__(self, scene: Scene, config: TrainConfig):
         self._scene, self._config, self._backdrop = scene, config, backdrop(config, scene)
         self._cache = PhotoCache(scene, budget=config.photo_cache_mb << 20)
 
-    def __enter__(self) -> UnitFeed:
-        return self
+    def by_size(self, indices: Iterable[int]) -> list[int]:
+        """Photos in the order of their sizes, so that few combinations are compiled."""
+        photos = self._scene.photos
+        return sorted(indices, key=lambda index: (photos[index].width, photos[index].height))
 
-    def __exit__(self, *_: object) -> None:
+    def later(self, step: int) -> range:
+        """Steps whose photos are to be decoded while ``step`` runs."""
+        return range(step + 1, min(step + AHEAD, self._config.iterations) + 1)
+
+    def views(self, step: int, placed: Sequence[tuple[int, int]]) -> tuple[View, ...]:
+        """Views of unit ``step`` as NumPy arrays for (place in the unit, photo) pairs.
+
+        Raises UserError when a photo cannot be decoded.
+        """
+        return tuple(self._view(step, place, index) for place, index in placed)
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Start to decode photos."""
+        self._cache.prefetch(indices)
+
+    def close(self) -> None:
+        """End the threads."""
         self._cache.close()
 
-    def indices(self, step: int) -> tuple[int, ...]:
-        """Photos of the unit of 1-based ``step``, sorted by size so that few combinations are compiled."""
-        at = order.unit_views(self._config.seed, step, len(self._scene.train), self._config.batch)
-        photos = self._scene.photos
-        return tuple(
-            sorted(
-                (self._scene.train[position] for position in at),
-                key=lambda index: (photos[index].width, photos[index].height),
-            )
-        )
-
-    def unit(self, step: int) -> tuple[View, ...]:
-        """The views of ``step``, going to the device. Raises UserError when a photo cannot be decoded."""
-        mine = self.indices(step)
-        views = tuple(self._view(step, slot, index) for slot, index in enumerate(mine))
-        for later in range(step + 1, min(step + AHEAD, self._config.iterations) + 1):
-            self._cache.prefetch(self.indices(later))
-        return views
-
-    def _view(self, step: int, slot: int, index: int) -> View:
+    def _view(self, step: int, place: int, index: int) -> View:
         rgb, mask = self._cache.get(index)
-        random = self._config.background == "random"
-        background = (
-            order.random_background(self._config.seed, step, slot)
-            if random
-            else self._backdrop
-        )
-        return jax.device_put(View(camera_of(self._scene.photos[index]), rgb, mask, background))  # type: ignore[arg-type]
+        behind = self._backdrop
+        if self._config.background == "random":
+            behind = order.random_background(self._config.seed, step, place)
+        return View(camera_of(self._scene.photos[index]), rgb, mask, behind)  # type: ignore[arg-type]

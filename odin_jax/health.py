@@ -16,6 +16,14 @@ class Diverged(UserError):
     """A number of the run is no longer finite."""
 
 
+class NotFinite(Exception):
+    """An engine met numbers that are not finite; the loop, which knows the checkpoints, makes ``Diverged`` of it."""
+
+    def __init__(self, what: str, tree: Any, step: int, loss: float):
+        super().__init__(what)
+        self.what, self.tree, self.step, self.loss = what, tree, step, loss
+
+
 def all_finite(tree: Any) -> jax.Array:
     """[] bool: every floating-point number of the pytree is finite; to be jitted with what made it."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from odin_jax import exchange
 from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, scalar
-from odin_jax.parallel.mesh import here
+from odin_jax.parallel.mesh import here, mine
 from odin_jax.publish import Publication, room_for, width
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
@@ -36,6 +36,8 @@ class _Running(NamedTuple):
 
 class Lanes:
     """Executor with a compute lane, the calling thread, and a communication lane."""
+
+    grain = 8  # programs of a part are short to compile, and padding travels
 
     def __init__(self, programs: Programs, rooms: PairRooms):
         self.times = Times()
@@ -72,8 +74,8 @@ class Lanes:
         state, unit, produced, started, rest = self._running
         self._running = None
         jax.block_until_ready(produced)
-        while any(map(bool, _mine(produced.activity.overflow))):
-            self._rooms.widen(unit.size, max(int(pairs.max()) for pairs in _mine(produced.activity.pairs)))
+        while any(map(bool, mine(produced.activity.overflow))):
+            self._rooms.widen(unit.size, max(int(pairs.max()) for pairs in mine(produced.activity.pairs)))
             produced = jax.block_until_ready(self._run(state, unit))
         self.times.span(COMPUTE, unit.step, "forward and backward", started)
         self._seconds = time.perf_counter() - started
@@ -82,17 +84,17 @@ class Lanes:
             state = self._receive(state, pending, "rest", self._geometry + self._colour, part)
         return dataclasses.replace(state, **produced.local), produced
 
-    def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any) -> Word:
+    def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any, stop: bool) -> Word:
         activity, start = produced.activity, time.perf_counter()
         read = write = self._ranks.own([np.zeros(activity.visible.shape[1], np.uint8)] * len(self._ranks.local))
         if unit is not None:
             cameras = tuple(view.camera for view in unit.views)
             read, write = jax.block_until_ready(self._programs.scope()(state, cameras, expected, scalar(step)))
             self.times.span(COMPUTE, unit.step, "scope", start)
-        seconds = self._ranks.own([np.float32(self._seconds)] * len(self._ranks.local))
+        host = self._ranks.own([np.array([self._seconds, stop], np.float32)] * len(self._ranks.local))
         program = self._programs.tell(expected is not None)
         return self._await("word", self._lane.submit(
-            self._timed, step, "word", lambda: program(activity, read, write, seconds)))
+            self._timed, step, "word", lambda: program(activity, read, write, host)))
 
     def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
         room = room_for(count, 8 * delayed.size)
@@ -141,8 +143,3 @@ class Lanes:
         result = jax.block_until_ready(run())
         self.times.span(COMM, unit, name, start)
         return result
-
-
-def _mine(array: jax.Array) -> list[Any]:
-    """The parts of this process's ranks."""
-    return [np.asarray(shard.data)[0] for shard in array.addressable_shards]

@@ -1,4 +1,4 @@
-"""A pipeline's state on all ranks: rows replicated, sums over views kept per rank until an event reads them (design §7).
+"""A pipeline's state on all ranks: rows replicated, sums over views per rank until an event reads them (design §7).
 
 A pipeline names its sums in ``local_fields``. They never travel per step: a rank adds up those of its own views, and a
 structural event gets the sum over ranks, in their order. The event runs on one device of each process, where arrays are
@@ -33,14 +33,24 @@ def place(ranks: Ranks, pipeline: Any, state: Any) -> Any:
     return _joined(ranks, pipeline, state, ranks.own(parts))
 
 
-def place_parts(ranks: Ranks, pipeline: Any, state: Any) -> Any:
-    """A state whose ``local_fields`` have a leading axis [R] on all ranks; another count of ranks is added up first."""
+def place_parts(ranks: Ranks, pipeline: Any, state: Any, parts: int | None) -> Any:
+    """A saved state on all ranks; its ``local_fields`` hold the sums of ``parts`` ranks along a leading axis.
+
+    ``parts`` None: they have no such axis. Sums of another count of ranks are added up, in their order.
+    """
+    if parts != ranks.count:
+        return place(ranks, pipeline, summed(pipeline, state, parts))
     local = {name: getattr(state, name) for name in pipeline.local_fields}
-    if any(len(leaf) != ranks.count for leaf in jax.tree.leaves(local)):
-        whole = dataclasses.replace(state, **jax.tree.map(lambda leaf: _in_order(list(leaf)), local))
-        return place(ranks, pipeline, whole)
-    parts = [jax.tree.map(lambda leaf, rank=rank: leaf[rank], local) for rank in ranks.local]
-    return _joined(ranks, pipeline, state, ranks.own(parts))
+    of_rank = [jax.tree.map(lambda leaf, rank=rank: leaf[rank], local) for rank in ranks.local]
+    return _joined(ranks, pipeline, state, ranks.own(of_rank))
+
+
+def summed(pipeline: Any, state: Any, parts: int | None) -> Any:
+    """A saved state of ``parts`` ranks as one device has it."""
+    if parts is None:
+        return state
+    local = {name: getattr(state, name) for name in pipeline.local_fields}
+    return dataclasses.replace(state, **jax.tree.map(lambda leaf: _in_order(list(leaf)), local))
 
 
 def one_device(ranks: Ranks, pipeline: Any, state: Any) -> Any:

@@ -42,12 +42,13 @@ class StepNumbers:
 class Progress:
     """Running means and the line made of them. Use as a context manager."""
 
-    def __init__(self, first_step: int, iterations: int):
+    def __init__(self, first_step: int, iterations: int, quiet: bool = False):
+        """``quiet``: another process shows the line."""
         self._first, self._iterations = first_step, iterations
         self._start = self._spoken = time.perf_counter()
         self._samples = 0
         self.loss = self.mse = math.nan
-        self._console = Console()
+        self._console = Console(quiet=quiet)
         terminal = self._console.is_terminal
         self._live = Live(console=self._console, refresh_per_second=4) if terminal else None
 

@@ -39,15 +39,15 @@ class Publication(NamedTuple):
     inputs: StepInputs  # of the optimizer step
 
 
-def room_for(rows: int, most: int) -> int:
-    """Static length of a list of ``rows`` rows: one of few sizes an eighth of a power of two apart, ``most`` at most.
+def room_for(rows: int, most: int, grain: int = 8) -> int:
+    """Static length of a list of ``rows`` rows: one of few sizes, ``grain`` (a power of two) to a doubling.
 
-    0 for an empty list, which is not sent at all.
+    At most ``most``; 0 for an empty list, which is not sent at all.
     """
     if rows == 0:
         return 0
     size = max(rows, SMALLEST)
-    step = max(1 << (size.bit_length() - 4), 1)
+    step = max((1 << (size - 1).bit_length() - 1) // grain, 1)
     return min(-(-size // step) * step, most)
 
 
@@ -88,6 +88,19 @@ def apply(pipeline: Any, state: Any, indices: jax.Array, summed: jax.Array, fiel
     new = apart(pipeline.step_rows, inputs.count >= 0, old, grads, seen, inputs)
     written = jax.tree.map(lambda leaf, part: leaf.at[indices].set(part, mode="drop", unique_indices=True), rows, new)
     return pipeline.with_rows(state, merged(whole, written), inputs)
+
+
+def parameters(pipeline: Any, state: Any, indices: jax.Array) -> Any:
+    """Parameters of the listed rows [M, ...]; padding gives those of the last row."""
+    return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="clip"), pipeline.rows(state).params)
+
+
+def with_parameters(pipeline: Any, state: Any, indices: jax.Array, parameters: Any, step: jax.Array) -> Any:
+    """The state with other parameters in the listed rows; padding is left out. For unit ``step`` to read, no more."""
+    rows = pipeline.rows(state)
+    params = jax.tree.map(lambda leaf, part: leaf.at[indices].set(part, mode="drop", unique_indices=True),
+                          rows.params, parameters)
+    return pipeline.with_rows(state, dataclasses.replace(rows, params=params), pipeline.step_inputs(state, step))
 
 
 def _split(summed: jax.Array, like: Any) -> Any:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from odin_jax import cache, cameras_json, pipelines, record, train_config
+from odin_jax.account import Account
 from odin_jax.backdrop import backdrop, composite_colour
 from odin_jax.checkpoint import Checkpoints
+from odin_jax.engines import engine_of
 from odin_jax.evaluate import Painter, evaluate, side_by_side
 from odin_jax.feed import camera_of
 from odin_jax.interrupt import Interrupt
 from odin_jax.loaded import LoadedRun
+from odin_jax.parallel import share
+from odin_jax.parallel.hosts import find_hosts
+from odin_jax.parallel.join import Team, joined
 from odin_jax.progress import Progress, Scalars, StepNumbers
 from odin_jax.record import Clock
-from odin_jax.runs import RunFolder, read_json, start_point, write_json
+from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
 from odin_jax.train_config import TrainConfig
 from odin_jax.trainer import Position, Trainer, drawable, exported, fresh, restored
 from splat.errors import UserError
@@ -39,6 +46,7 @@ class Session:
     run: RunFolder
     scene: Scene
     pipeline: Pipeline
+    leads: bool = True  # whether this process prints and writes what is written once
 
     def painter(self, gaussians: Gaussians) -> Painter:
         """Renders these rows over the background that evaluation uses."""
@@ -48,26 +56,46 @@ class Session:
 def train(config: TrainConfig, clock: Clock | None = None) -> int:
     """Run or continue a training; the exit code: 0 when complete, 128 + signal when interrupted and saved.
 
-    ``clock`` tells when the run's time began; None: now. Raises UserError for bad input and Diverged when the
-    numbers stop being finite.
+    Every process of a run calls it. ``clock`` tells when the run's time began; None: now. Raises UserError for bad
+    input and Diverged when the numbers stop being finite.
     """
     clock = clock or Clock()
-    config = train_config.resolved(config)
-    run = RunFolder(config.out)
-    with run.claimed():
-        source = start_point(run, config.resume, train_config.to_json(config))
-        if source is not None and _complete(run, source, config):
+    hosts = find_hosts(config.hosts_from, config.coordinator, config.num_processes, config.process_id, os.environ)
+    with joined(hosts, config.devices) as team:
+        config = train_config.resolved(config)
+        run = RunFolder(config.out)
+        with run.claimed() if team.leads else contextlib.nullcontext():
+            return _run(config, run, team, clock)
+
+
+def _run(config: TrainConfig, run: RunFolder, team: Team, clock: Clock) -> int:
+    source = _source(config, run, team)
+    if source is not None and share.from_first(team.leads and _complete(run, source, config)):
+        if team.leads:
             print(f"{run.path} is complete: {config.iterations} steps, record in {run.record}")
-            return 0
-        cache.enable(config.cache_dir)
-        scene = scene_of(config)
+        return 0
+    cache.enable(config.cache_dir)
+    scene = scene_of(config)
+    session = Session(config, run, scene, pipelines.build(config), team.leads)
+    if team.leads:
         for line in scene.warnings:
             print(f"note: {line}")
-        session = Session(config, run, scene, pipelines.build(config))
-        position = _position(session, source, clock)
         write_json(run.config, train_config.to_json(config))
         cameras_json.write(run.cameras, scene)
-        return _train(session, position, _is_ours(run, source))
+    return _train(session, team, _position(session, source, clock), _is_ours(run, source))
+
+
+def _source(config: TrainConfig, run: RunFolder, team: Team) -> tuple[Path, int] | None:
+    """The checkpoint to continue from, as the first process finds it; all processes must train the same."""
+    resolved, found = train_config.to_json(config), None
+    if team.leads:
+        found = start_point(run, config.resume, resolved)
+    first, found = share.from_first([resolved, found and [str(found[0]), found[1]]])
+    unlike = differences(first, resolved)
+    if unlike:
+        raise UserError(f"process {team.process} was started with other options than process 0 "
+                        f"({'; '.join(unlike[:4])}); give all processes the same command")
+    return found and (Path(found[0]), found[1])
 
 
 def scene_of(config: TrainConfig) -> Scene:
@@ -90,45 +118,54 @@ def _position(session: Session, source: tuple[Path, int] | None, clock: Clock) -
     if source is None:
         return fresh(session.pipeline, session.scene, session.config.seed, clock)
     position = restored(session.pipeline, session.scene, session.config.seed, source, clock)
-    print(f"continuing after step {position.step} of {source[0]}")
+    if session.leads:
+        print(f"continuing after step {position.step} of {source[0]}")
     return position
 
 
-def _train(session: Session, position: Position, saved: bool) -> int:
-    config, run = session.config, session.run
-    checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints)
-    trainer = Trainer(config, session.scene, session.pipeline, position, checkpoints,
-                      position.step if saved else None)
+def _train(session: Session, team: Team, position: Position, saved: bool) -> int:
+    config, run, leads = session.config, session.run, session.leads
+    checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints) if leads else None
+    account = Account(run, position.step) if leads else Account(None, position.step)
+    engine = engine_of(config, session.scene, session.pipeline, position, account)
+    trainer = Trainer(config, session.pipeline, engine, position, checkpoints, position.step if saved else None)
     with Interrupt() as interrupt:
         try:
-            numbers = _loop(session, trainer, interrupt)
+            numbers, stopped = _loop(session, team, trainer, interrupt)
         finally:
-            checkpoints.finish()
-    if interrupt.signal is not None and position.step < config.iterations:
-        print(f"stopped at step {position.step} of {config.iterations}, saved; the same command continues")
-        return 128 + interrupt.signal
-    entry = _finish(session, position, numbers)
-    print(f"{run.record}: {summary_line(entry)}")
+            if checkpoints is not None:
+                checkpoints.finish()
+    numbers.update(account.close(share.from_every))
+    if stopped and position.step < config.iterations:
+        if leads:
+            print(f"stopped at step {position.step} of {config.iterations}, saved; the same command continues")
+        return 128 + (interrupt.signal or signal.SIGTERM)
+    if leads:
+        entry = _finish(session, position, numbers)
+        print(f"{run.record}: {summary_line(entry)}")
     return 0
 
 
-def _loop(session: Session, trainer: Trainer, interrupt: Interrupt) -> dict[str, float]:
-    """Train with progress and TensorBoard; the numbers of the loop that the record keeps."""
-    config = session.config
+def _loop(session: Session, team: Team, trainer: Trainer, interrupt: Interrupt) -> tuple[dict[str, Any], bool]:
+    """Train with progress and TensorBoard; the numbers that the record keeps, and whether it was stopped."""
+    config, leads = session.config, session.leads
     first = trainer.position.step + 1
-    scalars = Scalars(session.run.tensorboard if config.tensorboard else None, first)
-    with Progress(first, config.iterations) as progress:
+    scalars = Scalars(session.run.tensorboard if config.tensorboard and leads else None, first)
+    with Progress(first, config.iterations, quiet=not leads) as progress:
 
-        def after_step(numbers: StepNumbers, state: Any) -> None:
+        def after_step(numbers: StepNumbers) -> None:
             progress.step(numbers)
+            team.reached(numbers.step)
             if numbers.step % config.log_every == 0:
                 scalars.step(numbers, progress)
-            if config.tensorboard and config.image_every and numbers.step % config.image_every == 0:
-                scalars.image("photo and render", _sample(session, state), numbers.step)
 
-        trainer.run(interrupt, after_step)
+        def picture(step: int, state: Any) -> None:
+            if leads:
+                scalars.image("photo and render", _sample(session, state), step)
+
+        stopped = trainer.run(interrupt, after_step, picture if config.tensorboard else None)
         scalars.close()
-        return progress.numbers()
+        return progress.numbers(), stopped
 
 
 def _sample(session: Session, state: Any) -> Any:

@@ -51,7 +51,7 @@ class Word(NamedTuple):
     counts: jax.Array  # [5] int32: C_A, R⁺(B), W⁺(B) ∩ C_A, RAW, WAR
     numbers: jax.Array  # [R, 4] NUMBERS of every rank
     pairs: jax.Array  # [R, S] int32, tile-row pairs of each view
-    seconds: jax.Array  # [R] float32, how long each rank computed
+    host: jax.Array  # [R, 2] float32 of each rank: seconds it computed, 1 if it was told to stop
     views: jax.Array | None  # [R, S, N/8] uint8, rows with a gradient of each view; None where nobody asks
 
 
@@ -85,19 +85,19 @@ def scope(pipeline: Any, state: Any, cameras: tuple[Camera, ...], expected: Rows
     return _any(read), _any(write)
 
 
-def tell(views: bool, activity: Activity, read: Rows, write: Rows, seconds: jax.Array) -> Word:
+def tell(views: bool, activity: Activity, read: Rows, write: Rows, host: jax.Array) -> Word:
     """What the ranks learn of each other once a unit has finished; the only exchange that every window waits for.
 
-    ``views``: also the rows of every single view; ``seconds`` [] float32: how long this rank computed.
+    ``views``: also the rows of every single view; ``host`` [2] float32: what this rank's host knows (``Word.host``).
     """
     words = jnp.stack([_any(activity.active), activity.visible, read, write])
     active, visible, read, write = exchange.union(words)
     raw, war = read & ~write & active, write & visible & ~active
     counts = jnp.stack([count(active), count(read), count(write & active), count(raw), count(war)])
-    own = jnp.concatenate([activity.numbers, seconds[None], activity.pairs.astype(jnp.float32)])
-    told, first = exchange.every(own), len(NUMBERS)
-    return Word(active, visible, read, write, counts, told[:, :first], told[:, first + 1 :].astype(jnp.int32),
-                told[:, first], exchange.every(activity.active) if views else None)
+    own = jnp.concatenate([activity.numbers, host, activity.pairs.astype(jnp.float32)])
+    numbers, host, pairs = jnp.split(exchange.every(own), [len(NUMBERS), len(NUMBERS) + 2], axis=1)
+    return Word(active, visible, read, write, counts, numbers, pairs.astype(jnp.int32), host,
+                exchange.every(activity.active) if views else None)
 
 
 def gate(activity: Activity, delayed: Rows, skipped: Rows, mean: jax.Array, tau: float, room: int,

@@ -39,12 +39,27 @@ class TrainConfig:
     tensorboard: bool = True  # write DIR/tensorboard
     lpips: bool = True  # measure LPIPS (VGG) on the test views at the end, where they have 16 pixels a side
     cache_dir: Path | None = None  # compiled programs are kept here; None: the user's cache folder
+    path: Literal["sync-dense", "sync", "quality", "throughput"] | None = (
+        None  # what a unit waits for; None: quality where there are several ranks
+    )
+    tau: float = 0.2  # throughput: share of rows, and of the mean gradient, up to which rows are read late, 0..1
+    parallel: Literal["dp"] = "dp"  # what ranks share: dp, each has all rows and some of the views
+    exchange: Literal["psum", "ordered"] = "psum"  # sum over ranks: as fast as can be, or bit-reproducible
+    executor: Literal["auto", "fused", "lanes"] = "auto"  # one program per window, or two lanes of threads
+    plan: Path | None = None  # schedule written by `odin plan`; None: made at the start
+    regions: int = 4  # logical groups K of the schedule
+    ablate: tuple[Literal["lp", "sds", "sas", "dds", "das", "hogwild"], ...] = ()  # parts to leave out
+    hosts_from: Literal["auto", "slurm", "mpi", "env"] | None = "auto"  # where the processes of the run are named
+    coordinator: str | None = None  # HOST:PORT of process 0
+    num_processes: int | None = None  # processes of the run
+    process_id: int | None = None  # which of them this is, from 0
+    devices: int | None = None  # simulated CPU devices of this process; None: the devices there are
     gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)  # options of the 3DGS pipeline
 
 
 AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,
             "checkpoint_every": 1, "keep_checkpoints": 1, "log_every": 1, "image_every": 0,
-            "photo_cache_mb": 1}
+            "photo_cache_mb": 1, "regions": 1, "devices": 1}
 SEEDS = 2**32  # a pipeline may keep the seed as uint32
 SHARED = ("iterations", "batch", "cap")  # fields of the pipeline that the run's own fields decide
 
@@ -60,6 +75,8 @@ def resolved(config: TrainConfig) -> TrainConfig:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     if config.seed >= SEEDS:
         raise UserError(f"--seed {config.seed}: must be below {SEEDS}")
+    if not 0 <= config.tau <= 1:
+        raise UserError(f"--tau {config.tau}: must lie between 0 and 1")
     for name in SHARED:
         if getattr(config.gs3d, name) != getattr(Gs3dConfig, name):
             raise UserError(f"--gs3d.{name} follows from the run: give --{name} instead")
@@ -68,13 +85,14 @@ def resolved(config: TrainConfig) -> TrainConfig:
     gs3d = dataclasses.replace(config.gs3d.fitted(config.iterations), iterations=config.iterations,
                                batch=config.batch, cap=config.cap,
                                white_background=config.gs3d.white_background or config.background == "white")
-    return dataclasses.replace(config, scene=config.scene.resolve(), gs3d=gs3d)
+    plan = None if config.plan is None else config.plan.resolve()
+    return dataclasses.replace(config, scene=config.scene.resolve(), plan=plan, gs3d=gs3d)
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """The resolved configuration as JSON values."""
     return {
-        name: str(value) if isinstance(value, Path) else value
+        name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
         for name, value in dataclasses.asdict(config).items()
     }
 
@@ -88,11 +106,11 @@ def from_json(values: dict[str, Any], where: Path) -> TrainConfig:
             f"{where}: unknown field {unknown[0]!r}; it was written by another version of this program"
         )
     try:
-        paths = {name: Path(values[name]) for name in ("scene", "out")}
-        cache_dir = Path(values["cache_dir"]) if values.get("cache_dir") else None
+        paths: dict[str, Any] = {name: Path(values[name]) for name in ("scene", "out")}
+        paths.update({name: Path(values[name]) if values.get(name) else None for name in ("cache_dir", "plan")})
         gs3d = Gs3dConfig(**values.get("gs3d", {}))
-        rest = {name: value for name, value in values.items() if name not in ("cache_dir", "gs3d", *paths)}
-        return TrainConfig(**paths, cache_dir=cache_dir, gs3d=gs3d, **rest)
+        rest = {name: value for name, value in values.items() if name not in ("gs3d", "ablate", *paths)}
+        return TrainConfig(**paths, gs3d=gs3d, ablate=tuple(values.get("ablate", ())), **rest)
     except (KeyError, TypeError) as error:
         reason = f"{where}: does not fit this version of the program ({error}); train again"
         raise UserError(reason) from error

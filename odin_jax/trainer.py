@@ -1,8 +1,7 @@
-"""The training loop of one process on one device: order, photos, steps, events, checkpoints.
+"""The training loop: units by an engine, and between them structural events, checkpoints and pictures.
 
-One step: the unit's photos and cameras → loss and gradient → (overflow? once more with a larger room) →
-optimizer step and statistics → the structural events that are due. The host reads one handful of scalars per
-step, while the next unit's photos are already on their way to the device.
+An engine may still be publishing the update of one unit when the next one starts. Whatever needs the whole state waits
+for the engine to settle first: it is a barrier.
 """
 
 from __future__ import annotations
@@ -11,28 +10,24 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from odin_jax import checkpoint, health
 from odin_jax.checkpoint import Checkpoints
-from odin_jax.feed import UnitFeed, camera_of
+from odin_jax.engine import Engine, growth, living
 from odin_jax.interrupt import Interrupt
 from odin_jax.progress import StepNumbers
 from odin_jax.record import Clock
-from odin_jax.rooms import PairRooms, Size
+from odin_jax.rooms import PairRooms
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
 from splat.gaussians import Gaussians
-from splat.pipelines.protocol import Evidence, Pipeline, View
+from splat.pipelines.protocol import Pipeline
 from splat.scene.types import Scene
-
-COUNTED = 12  # training views whose pairs are counted before the first room is chosen
 
 
 @dataclass
@@ -42,6 +37,8 @@ class Position:
     state: Any
     step: int = 0  # last finished step; steps count from 1
     rooms: PairRooms = field(default_factory=PairRooms)
+    parts: int | None = None  # ranks whose own sums the state's local fields hold along a leading axis; None: no axis
+    pairs: dict[int, int] = field(default_factory=dict)  # tile-row pairs of each training view, as far as known
     clock: Clock = field(default_factory=Clock)
 
     def meta(self) -> dict[str, Any]:
@@ -60,135 +57,103 @@ def fresh(pipeline: Pipeline, scene: Scene, seed: int, clock: Clock) -> Position
 
 
 def restored(pipeline: Pipeline, scene: Scene, seed: int, source: tuple[Path, int], clock: Clock) -> Position:
-    """The position of a checkpoint (folder, step). Raises UserError when it does not fit the pipeline."""
+    """The position of a checkpoint (folder, step), which the first process reads for all.
+
+    Raises UserError when it does not fit the pipeline.
+    """
     few = min(len(scene.points), 8)
     template = pipeline.init(scene.points[:few], scene.colours[:few], scene.extent, seed)
     state, meta = checkpoint.restore(*source, template)
     clock.wall_before, clock.cpu_before = meta["wall_s"], meta["cpu_s"]
-    return Position(state, meta["step"], PairRooms.from_json(meta["rooms"]), clock)
-
-
-class _Launched(NamedTuple):
-    """A gradient on its way, and the scalars that the host has to see before it may be used."""
-
-    grads: Gaussians
-    evidence: Evidence
-    scalars: dict[str, jax.Array]
+    pairs: dict[int, int] = dict(meta.get("view_pairs", []))
+    return Position(state, meta["step"], PairRooms.from_json(meta["rooms"]), meta.get("parts"), pairs, clock)
 
 
 class Trainer:
-    """Runs steps of one pipeline on one scene from a position."""
+    """Runs the units of one pipeline on one scene from a position, by an engine."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        scene: Scene,
-        pipeline: Pipeline,
-        position: Position,
-        checkpoints: Checkpoints,
-        saved_step: int | None,
-    ):
+    def __init__(self, config: TrainConfig, pipeline: Pipeline, engine: Engine, position: Position,
+                 checkpoints: Checkpoints | None, saved_step: int | None):
+        """``checkpoints`` None: another process writes them."""
         self.position = position
-        self._config, self._scene, self._pipeline = config, scene, pipeline
+        self._config, self._pipeline, self._engine = config, pipeline, engine
         self._checkpoints, self._saved_step = checkpoints, saved_step
-        self._gradient = jax.jit(partial(_gradient, pipeline), static_argnums=3)
-        self._update = jax.jit(pipeline.update, donate_argnums=0)
-        self._gaussians = self._count()
 
-    def run(self, interrupt: Interrupt, after_step: Callable[[StepNumbers, Any], None]) -> None:
-        """Train until the last step or an interrupt, calling ``after_step(numbers, state)`` after each step.
+    def run(self, interrupt: Interrupt, after_step: Callable[[StepNumbers], None],
+            picture: Callable[[int, Any], None] | None = None) -> bool:
+        """Train until the last step or an interrupt; whether a process was told to stop.
 
-        The position is saved every ``checkpoint_every`` steps and at the end. Raises Diverged when a number
-        stops being finite; the checkpoints written before stay.
+        ``after_step(numbers)`` is called for each step, which may be later than the step; ``picture(step, state)``
+        every ``image_every`` steps. The position is saved every ``checkpoint_every`` steps and at the end. Raises
+        Diverged when a number stops being finite; the checkpoints written before stay.
         """
-        at, last = self.position, self._config.iterations
+        at, last, stop = self.position, self._config.iterations, False
         if at.step >= last:
-            return
-        with UnitFeed(self._scene, self._config) as feed:
-            views = feed.unit(at.step + 1)
-            while at.step < last and interrupt.signal is None:
-                step, current = at.step + 1, views
-                launched = self._launch(step, current)
-                views = feed.unit(step + 1) if step < last else ()
-                after_step(self._finish(step, current, launched), at.state)
-                if step % self._config.checkpoint_every == 0:
-                    self.save()
-        if at.step != self._saved_step:
-            self.save()
+            return False
+        try:
+            while at.step < last and not stop:
+                step = at.step + 1
+                numbers, stop = self._engine.start(step, interrupt.signal is not None)
+                self._tell(numbers, after_step)
+                at.step = step
+                if stop or self._settles(step, picture is not None):
+                    self._tell(self._engine.settle(), after_step)
+                    self._settled(step, picture)
+            if at.step != self._saved_step:
+                self.save()
+        except health.NotFinite as bad:
+            raise health.diverged(bad.what, bad.tree, bad.step, bad.loss, self._saved_step) from bad
+        finally:
+            self._engine.close()
+        return stop
 
     def save(self) -> None:
         """Start to write a checkpoint of the position, after a look at every number of it."""
         at = self.position
-        if health.first_bad(at.state):
-            raise health.diverged("state", at.state, at.step, math.nan, self._saved_step)
-        self._checkpoints.save(at.step, at.state, at.meta())
+        state, values = self._engine.saved()
+        if health.first_bad(state):
+            raise health.diverged("state", state, at.step, math.nan, self._saved_step)
+        if self._checkpoints is not None:
+            self._checkpoints.save(at.step, state, {**at.meta(), **values})
         self._saved_step = at.step
 
-    def _launch(self, step: int, views: tuple[View, ...]) -> _Launched:
-        room = self.position.rooms.rooms.get(_size(views)) or self._first_room(views)
-        return self._gradient(self.position.state, views, jnp.int32(step), room)
+    def _settles(self, step: int, pictures: bool) -> bool:
+        """Whether anything but the next unit needs the state after ``step``."""
+        config = self._config
+        drawn = pictures and config.image_every and step % config.image_every == 0
+        saves = step % config.checkpoint_every == 0 or step == config.iterations
+        return bool(drawn or saves or self._pipeline.events(step))
 
-    def _finish(self, step: int, views: tuple[View, ...], launched: _Launched) -> StepNumbers:
-        at = self.position
-        scalars = jax.device_get(launched.scalars)
-        while scalars["overflow"]:
-            at.rooms.widen(_size(views), int(scalars["pairs"]))
-            launched = self._launch(step, views)
-            scalars = jax.device_get(launched.scalars)
-        loss = float(scalars["loss"])
-        if not (math.isfinite(loss) and scalars["finite"]):
-            raise health.diverged("gradient", launched.grads, step, loss, self._saved_step)
-        at.rooms.observe(_size(views), int(scalars["pairs"]))
-        at.state = self._update(at.state, launched.grads, launched.evidence, jnp.int32(step))
+    def _settled(self, step: int, picture: Callable[[int, Any], None] | None) -> None:
+        at, config = self.position, self._config
         self._structural(step)
-        at.step = step
-        return StepNumbers(
-            step, loss, float(scalars["mse"]), self._gaussians, int(scalars["pairs"]), len(views)
-        )
+        at.state = self._engine.state()
+        if picture and config.image_every and step % config.image_every == 0:
+            picture(step, at.state)
+        if step % config.checkpoint_every == 0:
+            self.save()
 
     def _structural(self, step: int) -> None:
-        at = self.position
         events = self._pipeline.events(step)
         if not events:
             return
-        capacity = at.state.gaussians.count
+        state = self._engine.state()
+        capacity = len(state.alive)
         for event in events:
-            at.state = self._pipeline.apply_event(at.state, event, step)
-        self._gaussians = self._count()
-        if self._gaussians == 0:
+            state = self._pipeline.apply_event(state, event, step)
+        if living(state) == 0:
             raise UserError(
                 f"no Gaussian is left after {events[-1]} at step {step}: the photos and poses do not "
                 "agree, or pruning is too strong; check the capture"
             )
-        if at.state.gaussians.count != capacity:
-            at.rooms.rebuild(self._growth())
+        self._engine.load(state)
+        if len(state.alive) != capacity:
+            self.position.rooms.rebuild(growth(state))
 
-    def _first_room(self, views: tuple[View, ...]) -> int:
-        """Room for the size of these views, from the pairs of some training views of that size."""
-        photos, size = self._scene.photos, _size(views)
-        alike = [index for index in self._scene.train if (photos[index].width, photos[index].height) == size]
-        sample = alike[::max(1, len(alike) // COUNTED)]
-        counts = [self._pipeline.scope(self.position.state, camera_of(photos[index]))[1] for index in sample]
-        self.position.rooms.open(size, max(int(count) for count in counts), self._growth())
-        return self.position.rooms.rooms[size]
-
-    def _growth(self) -> float:
-        """How much pairs may grow until the capacity is full: footprints shrink as rows are split."""
-        return math.sqrt(self.position.state.gaussians.count / max(self._gaussians, 1))
-
-    def _count(self) -> int:
-        return int(np.count_nonzero(np.asarray(self.position.state.alive)))
-
-
-def _gradient(
-    pipeline: Pipeline, state: Any, views: tuple[View, ...], step: jax.Array, room: int
-) -> _Launched:
-    """One program for the gradient and what the host has to know of it."""
-    grads, evidence = pipeline.loss_and_grad(state, views, step, room)
-    scalars = {name: getattr(evidence, name) for name in ("loss", "mse", "overflow")}
-    scalars["pairs"] = jnp.max(evidence.pairs)
-    scalars["finite"] = health.all_finite(grads)
-    return _Launched(grads, dataclasses.replace(evidence, active=None), scalars)
+    @staticmethod
+    def _tell(numbers: StepNumbers | None, after_step: Callable[[StepNumbers], None]) -> None:
+        if numbers is not None:
+            after_step(numbers)
 
 
 def exported(state: Any) -> Gaussians:
@@ -200,10 +165,3 @@ def drawable(state: Any) -> Gaussians:
     """All rows with those that are only capacity made too faint to draw, so that the shape stays the same."""
     logits = jnp.where(state.alive, state.gaussians.opacity_logits, -30.0)
     return dataclasses.replace(state.gaussians, opacity_logits=logits)
-
-
-def _size(views: tuple[View, ...]) -> Size:
-    """The largest image size of a unit; its room serves all of them."""
-    return max(
-        ((view.camera.width, view.camera.height) for view in views), key=lambda size: size[0] * size[1]
-    )

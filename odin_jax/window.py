@@ -41,10 +41,13 @@ class Window:
     views: np.ndarray  # [R, S] as assigned
     seconds: np.ndarray  # [R] of forward and backward
     decision: Decision
+    alive: int  # rows that exist
     active: int  # |C_A|
     read: int  # |R⁺(B)|; 0 where no unit followed
     urgent: int  # rows of C_A published before B observed state
     delayed: int  # rows of C_A that B read late
+    size: tuple[int, int]  # width and height of the unit's largest view, pixels
+    stop: bool  # some process was told to stop
     times: Times  # spans and waits since the window before
 
 
@@ -61,6 +64,8 @@ class Runtime:
         self.admission = admission
         self._programs, self._executor, self._dense = programs, executor, dense
         self._on_published = on_published
+        self.stopping = False  # this process was told to stop; all hear of it at the next window
+        self.failed: Produced | None = None  # what a unit with numbers that are not finite produced
         self._last: Assigned | None = None
         self._measure()
 
@@ -95,14 +100,16 @@ class Runtime:
         self._rest_published(step - 1, state)
         self.now = versions.produce(self.now, step, None)
         word = self._executor.tell(state, produced, step, following.unit if following else None,
-                                   self._expected(following))
-        counts, numbers, pairs, seconds = map(np.asarray, here((word.counts, word.numbers, word.pairs, word.seconds)))
-        told = _Told(counts, numbers, pairs, seconds, self._alive)
+                                   self._expected(following), self.stopping)
+        counts, numbers, pairs, host = map(np.asarray, here((word.counts, word.numbers, word.pairs, word.host)))
+        told = _Told(counts, numbers, pairs, host, self._alive)
         self._learn(before, word)
         decision = self._decide(told, blocking, produced, word)
         times = self._executor.times.take()
         window = told.window(before, decision, times)
-        if window.finite:
+        if not window.finite:
+            self.failed = produced
+        else:
             self._publish(state, produced, word, told, decision, following, step)
         return window
 
@@ -110,7 +117,7 @@ class Runtime:
                  following: Assigned | None, step: int) -> None:
         inputs = self._programs.inputs()(state, scalar(step))
         if decision.action is Action.BARRIER or following is None:
-            rows, room = word.active, room_for(told.active, self._rows)
+            rows, room = word.active, self._room(told.active)
             if self._dense:
                 rows, room = self._every_row, self._rows
             self._parts_published(step, None, versions.URGENT)
@@ -124,8 +131,8 @@ class Runtime:
         urgent = word.active & {Action.PROCEED: word.active & 0, Action.PARTIAL: word.read,
                                 Action.DELAYED: word.write}[decision.action]
         late = word.read & ~word.write & word.active if decision.action is Action.DELAYED else None
-        pending = Publication(step, produced, word.active, word.visible, urgent, room_for(first, self._rows),
-                              room_for(told.active - first, self._rows), inputs)
+        pending = Publication(step, produced, word.active, word.visible, urgent, self._room(first),
+                              self._room(told.active - first), inputs)
         self._parts_published(step, None, versions.URGENT)
         self.now = versions.observe(self.now, following.unit.step, self.now.structural, late)
         self._executor.overlap(state, pending, following.unit)
@@ -177,6 +184,9 @@ class Runtime:
         if self._on_published:
             self._on_published(step, state)
 
+    def _room(self, rows: int) -> int:
+        return room_for(rows, self._rows, self._executor.grain)
+
     def _measure(self) -> None:
         alive = np.asarray(here(self.now.state.alive))
         self._rows, self._alive = len(alive), int(alive.sum())
@@ -189,7 +199,7 @@ class _Told(NamedTuple):
     counts: np.ndarray
     numbers: np.ndarray
     pairs: np.ndarray
-    seconds: np.ndarray
+    host: np.ndarray
     alive: int
 
     active = property(lambda self: int(self.counts[0]))
@@ -212,5 +222,6 @@ class _Told(NamedTuple):
         loss, mse = (float(self.numbers[:, NUMBERS.index(name)].mean()) for name in ("loss", "mse"))
         finite = bool((self.numbers[:, NUMBERS.index("finite")] == 1).all() and np.isfinite(loss))
         delayed = self.raw if decision.action is Action.DELAYED else 0
-        return Window(before.unit.step, loss, mse, finite, self.pairs, before.views, self.seconds, decision,
-                      self.active, self.read, self.urgent(decision), delayed, times)
+        return Window(before.unit.step, loss, mse, finite, self.pairs, before.views, self.host[:, 0], decision,
+                      self.alive, self.active, self.read, self.urgent(decision), delayed, before.unit.size,
+                      bool(self.host[:, 1].any()), times)

@@ -80,13 +80,13 @@ def _prepare(local_devices: int | None, several: bool) -> None:
 
     if xla_bridge.backends_are_initialized():
         if several or local_devices not in (None, jax.local_device_count()):
-            asked = "several processes" if several else f"--local-devices {local_devices}"
+            asked = "several processes" if several else f"--devices {local_devices}"
             raise UserError(f"{asked}: JAX already runs in this process with {jax.local_device_count()} devices; "
                             "start the run in a new process")
         return
     if local_devices is not None:
         if local_devices < 1:
-            raise UserError(f"--local-devices {local_devices}: must be at least 1")
+            raise UserError(f"--devices {local_devices}: must be at least 1")
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", local_devices)
     if len(os.sched_getaffinity(0)) < LEAST_THREADS:

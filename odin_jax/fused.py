@@ -1,0 +1,168 @@
+"""One program per window: publication of one unit and forward and backward of the next (design §9, "fused").
+
+On GPU and TPU the programs of a device run in order, so overlap has to happen within one. XLA's latency-hiding
+scheduler turns collectives into start and done with the computation between them; joining the sum of the rest with the
+gradient behind one barrier keeps it from finishing that exchange before the renderer's loop begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from odin_jax import exchange, publish, stages
+from odin_jax.executor import COMPUTE, Programs, Times, Unit, scalar
+from odin_jax.parallel.mesh import OWN, SAME, here, mine
+from odin_jax.publish import Publication, room_for, width
+from odin_jax.rooms import PairRooms
+from odin_jax.stages import Produced, Word
+from splat.apart import apart
+
+
+class _Running(NamedTuple):
+    """A program under way that ends with a unit."""
+
+    state: Any  # with the whole update of the unit before
+    unit: Unit
+    produced: Produced
+    late: tuple[Any, Any] | None  # [M] rows and the parameters [M, ...] that the unit read there; None: as in state
+    started: float
+
+
+class Fused:
+    """Executor with one program per window."""
+
+    grain = 2  # a window's program is long to compile
+
+    def __init__(self, programs: Programs, rooms: PairRooms):
+        self.times = Times()
+        self._programs, self._rooms = programs, rooms
+        self._pipeline: Any = programs.pipeline
+        self._geometry, self._colour = programs.pipeline.geometry_fields, programs.pipeline.colour_fields
+        self._fields = self._geometry + self._colour
+        self._running: _Running | None = None
+        self._seconds = 0.0
+
+    def start(self, state: Any, unit: Unit) -> None:
+        started = time.perf_counter()
+        produced = self._alone(self._room(unit))(state, unit.views, scalar(unit.step))
+        self._running = _Running(state, unit, produced, None, started)
+
+    def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
+        started = time.perf_counter()
+        self._count(pending, "urgent geometry", self._geometry, pending.urgent_room)
+        self._count(pending, "urgent colour", self._colour, pending.urgent_room)
+        self._count(pending, "rest", self._fields, pending.rest_room)
+        program = self._window(self._room(unit), pending.urgent_room, pending.rest_room)
+        state, produced, late = program(state, pending.produced.grads, pending.active, pending.visible, pending.urgent,
+                                        pending.inputs, unit.views, scalar(unit.step))
+        self._running = _Running(state, unit, produced, late, started)
+
+    def publish(self, state: Any, pending: Publication) -> Any:
+        start = time.perf_counter()
+        self._count(pending, "whole", self._fields, pending.rest_room)
+        state = jax.block_until_ready(self._whole(pending.rest_room)(
+            state, pending.produced.grads, pending.active, pending.visible, pending.inputs))
+        self.times.wait("whole", start)
+        self.times.span(COMPUTE, pending.unit, "publication", start)
+        return state
+
+    def finish(self) -> tuple[Any, Produced]:
+        assert self._running is not None
+        state, unit, produced, late, started = self._running
+        self._running = None
+        while any(bool(part) for part in mine(jax.block_until_ready(produced).activity.overflow)):
+            self._rooms.widen(unit.size, max(int(pairs.max()) for pairs in mine(produced.activity.pairs)))
+            produced = self._again(self._room(unit), late is not None)(state, late, unit.views, scalar(unit.step))
+        self._seconds = time.perf_counter() - started
+        self.times.span(COMPUTE, unit.step, "window", started)
+        return dataclasses.replace(state, **produced.local), produced
+
+    def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any, stop: bool) -> Word:
+        start, ranks = time.perf_counter(), self._programs.ranks
+        host = ranks.own([np.array([self._seconds, stop], np.float32)] * len(ranks.local))
+        if unit is None:
+            nothing = ranks.own([np.zeros(produced.activity.visible.shape[1], np.uint8)] * len(ranks.local))
+            word = self._programs.tell(False)(produced.activity, nothing, nothing, host)
+        else:
+            cameras = tuple(view.camera for view in unit.views)
+            read, write = self._programs.scope()(state, cameras, expected, scalar(step))
+            word = self._programs.tell(expected is not None)(produced.activity, read, write, host)
+        jax.block_until_ready(word)
+        self.times.wait("word", start)
+        return word
+
+    def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
+        program = self._programs.gate(tau, room_for(count, 8 * delayed.size))
+        return np.asarray(here(program(produced.activity, delayed, skipped, np.float32(mean))))
+
+    def close(self) -> None:
+        return None
+
+    def _room(self, unit: Unit) -> int:
+        return self._rooms.rooms[unit.size]
+
+    def _count(self, pending: Publication, name: str, fields: tuple[str, ...], room: int) -> None:
+        wide = sum(width(getattr(pending.produced.grads, field), 2) for field in fields)
+        self.times.sent[name] = exchange.bytes_of_total(room, wide, self._programs.ranks.count)
+
+    def _compute(self, room: int, state: Any, views: Any, step: Any) -> Produced:
+        """Forward and backward, compiled alike in every program that holds it."""
+        def run(state: Any, views: Any, step: Any) -> Produced:
+            return stages.compute(self._pipeline, self._programs.ranks.count, room, state, views, step)
+
+        return apart(run, step >= 0, state, views, step)
+
+    def _alone(self, room: int) -> Any:
+        def run(state: Any, views: Any, step: Any) -> Produced:
+            return self._compute(room, state, views, step)
+
+        return self._programs.program(("alone", room), run, (self._programs.state_kinds, OWN, SAME), OWN)
+
+    def _again(self, room: int, restored: bool) -> Any:
+        """A unit once more, on the parameters that it read before."""
+        def run(state: Any, late: Any, views: Any, step: Any) -> Produced:
+            if restored:
+                indices, parameters = late
+                state = publish.with_parameters(self._pipeline, state, indices, parameters, step)
+            return self._compute(room, state, views, step)
+
+        kinds = (self._programs.state_kinds, SAME, OWN, SAME)
+        return self._programs.program(("again", room, restored), run, kinds, OWN)
+
+    def _whole(self, room: int) -> Any:
+        def run(state: Any, grads: Any, active: Any, visible: Any, inputs: Any) -> Any:
+            state = publish.settle(self._pipeline, state, active, visible, inputs)
+            return self._part(state, grads, active, self._fields, room, visible, inputs)
+
+        kinds = self._programs.state_kinds
+        return self._programs.program(("whole", room), run, (kinds, OWN, SAME, SAME, SAME), kinds, (0,))
+
+    def _part(self, state: Any, grads: Any, rows: Any, fields: Any, room: int, visible: Any, inputs: Any) -> Any:
+        if room == 0:
+            return state
+        indices, summed = publish.collect(grads, rows, fields, room, self._programs.exchange)
+        return publish.apply(self._pipeline, state, indices, summed, fields, visible, inputs)
+
+    def _window(self, room: int, urgent_room: int, rest_room: int) -> Any:
+        kinds = self._programs.state_kinds
+
+        def run(state, grads, active, visible, urgent, inputs, views, step):
+            state = publish.settle(self._pipeline, state, active, visible, inputs)
+            state = self._part(state, grads, urgent, self._geometry, urgent_room, visible, inputs)
+            state = self._part(state, grads, urgent, self._colour, urgent_room, visible, inputs)
+            produced = self._compute(room, state, views, step)
+            if rest_room == 0:
+                return state, produced, None
+            indices, summed = publish.collect(grads, active & ~urgent, self._fields, rest_room, self._programs.exchange)
+            produced, summed = jax.lax.optimization_barrier((produced, summed))
+            late = indices, publish.parameters(self._pipeline, state, indices)
+            state = publish.apply(self._pipeline, state, indices, summed, self._fields, visible, inputs)
+            return state, produced, late
+
+        ins = (kinds, OWN, SAME, SAME, SAME, SAME, OWN, SAME)
+        return self._programs.program(("window", room, urgent_room, rest_room), run, ins, (kinds, OWN, SAME), (0,))
