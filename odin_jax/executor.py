@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from odin_jax import publish, stages
@@ -68,7 +70,6 @@ class Executor(Protocol):
     """Runs units and publications on all ranks."""
 
     times: Times
-    grain: int  # sizes of row lists to a doubling (``publish.room_for``)
 
     def start(self, state: Any, unit: Unit) -> None:
         """Start forward and backward of ``unit``, which reads ``state``."""
@@ -157,20 +158,33 @@ class Programs:
 
         return self.program("settle", run, (self.state_kinds, SAME, SAME, SAME), self.state_kinds, (0,))
 
-    def collect(self, fields: tuple[str, ...], room: int):
-        """(grads, rows) → indices, sums."""
-        def run(grads, rows):
-            return publish.collect(grads, rows, fields, room, self.exchange)
+    def lists(self):
+        """(active, urgent) → indices [N] of the urgent rows and of the others, padded."""
+        def run(active, urgent):
+            return tuple(stages.row_list(rows, 8 * rows.size) for rows in (urgent, active & ~urgent))
 
-        return self.program(("collect", fields, room), run, (OWN, SAME), SAME)
+        return self.program("lists", run, (SAME, SAME), SAME)
 
-    def apply(self, fields: tuple[str, ...]):
-        """(state, indices, sums, visible, inputs) → state; uses the state up."""
-        def run(state, indices, summed, visible, inputs):
-            return publish.apply(self.pipeline, state, indices, summed, fields, visible, inputs)
+    def collect(self, fields: tuple[str, ...], length: int):
+        """(grads, list, first row) → sums of a piece of the list."""
+        def run(grads, rows, first):
+            return publish.collect(grads, _piece(rows, first, length), fields, self.exchange)
+
+        return self.program(("collect", fields, length), run, (OWN, SAME, SAME), SAME)
+
+    def apply(self, fields: tuple[str, ...], length: int):
+        """(state, list, first row, sums, visible, inputs) → state; uses the state up."""
+        def run(state, rows, first, summed, visible, inputs):
+            return publish.apply(self.pipeline, state, _piece(rows, first, length), summed, fields, visible, inputs)
 
         kinds = self.state_kinds
-        return self.program(("apply", fields), run, (kinds, SAME, SAME, SAME, SAME), kinds, (0,))
+        return self.program(("apply", fields, length), run, (kinds, SAME, SAME, SAME, SAME, SAME), kinds, (0,))
+
+
+def _piece(rows: jax.Array, first: jax.Array, length: int) -> jax.Array:
+    """[length] entries of a list [N] from ``first`` on; beyond its end there is padding."""
+    padded = jnp.pad(rows, (0, length), constant_values=len(rows))
+    return jax.lax.dynamic_slice_in_dim(padded, first, length)
 
 
 def scalar(step: int) -> Any:

@@ -22,6 +22,8 @@ from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
 from splat.apart import apart
 
+GRAIN = 2  # lengths of row lists to a doubling
+
 
 class _Running(NamedTuple):
     """A program under way that ends with a unit."""
@@ -35,8 +37,6 @@ class _Running(NamedTuple):
 
 class Fused:
     """Executor with one program per window."""
-
-    grain = 2  # a window's program is long to compile
 
     def __init__(self, programs: Programs, rooms: PairRooms):
         self.times = Times()
@@ -54,18 +54,20 @@ class Fused:
 
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         started = time.perf_counter()
-        self._count(pending, "urgent geometry", self._geometry, pending.urgent_room)
-        self._count(pending, "urgent colour", self._colour, pending.urgent_room)
-        self._count(pending, "rest", self._fields, pending.rest_room)
-        program = self._window(self._room(unit), pending.urgent_room, pending.rest_room)
+        urgent, rest = (self._list(pending, count) for count in (pending.urgent_count, pending.rest_count))
+        self._count(pending, "urgent geometry", self._geometry, urgent)
+        self._count(pending, "urgent colour", self._colour, urgent)
+        self._count(pending, "rest", self._fields, rest)
+        program = self._window(self._room(unit), urgent, rest)
         state, produced, late = program(state, pending.produced.grads, pending.active, pending.visible, pending.urgent,
                                         pending.inputs, unit.views, scalar(unit.step))
         self._running = _Running(state, unit, produced, late, started)
 
     def publish(self, state: Any, pending: Publication) -> Any:
         start = time.perf_counter()
-        self._count(pending, "whole", self._fields, pending.rest_room)
-        state = jax.block_until_ready(self._whole(pending.rest_room)(
+        room = self._list(pending, pending.rest_count)
+        self._count(pending, "whole", self._fields, room)
+        state = jax.block_until_ready(self._whole(room)(
             state, pending.produced.grads, pending.active, pending.visible, pending.inputs))
         self.times.wait("whole", start)
         self.times.span(COMPUTE, pending.unit, "publication", start)
@@ -97,7 +99,7 @@ class Fused:
         return word
 
     def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
-        program = self._programs.gate(tau, room_for(count, 8 * delayed.size))
+        program = self._programs.gate(tau, room_for(count, 8 * delayed.size, 1))
         return np.asarray(here(program(produced.activity, delayed, skipped, np.float32(mean))))
 
     def close(self) -> None:
@@ -105,6 +107,10 @@ class Fused:
 
     def _room(self, unit: Unit) -> int:
         return self._rooms.rooms[unit.size]
+
+    def _list(self, pending: Publication, rows: int) -> int:
+        """Static length of a list; a window's program is long to compile, so there are few."""
+        return room_for(rows, 8 * pending.active.size, GRAIN)
 
     def _count(self, pending: Publication, name: str, fields: tuple[str, ...], room: int) -> None:
         wide = sum(width(getattr(pending.produced.grads, field), 2) for field in fields)
@@ -145,7 +151,8 @@ class Fused:
     def _part(self, state: Any, grads: Any, rows: Any, fields: Any, room: int, visible: Any, inputs: Any) -> Any:
         if room == 0:
             return state
-        indices, summed = publish.collect(grads, rows, fields, room, self._programs.exchange)
+        indices = stages.row_list(rows, room)
+        summed = publish.collect(grads, indices, fields, self._programs.exchange)
         return publish.apply(self._pipeline, state, indices, summed, fields, visible, inputs)
 
     def _window(self, room: int, urgent_room: int, rest_room: int) -> Any:
@@ -158,7 +165,8 @@ class Fused:
             produced = self._compute(room, state, views, step)
             if rest_room == 0:
                 return state, produced, None
-            indices, summed = publish.collect(grads, active & ~urgent, self._fields, rest_room, self._programs.exchange)
+            indices = stages.row_list(active & ~urgent, rest_room)
+            summed = publish.collect(grads, indices, self._fields, self._programs.exchange)
             produced, summed = jax.lax.optimization_barrier((produced, summed))
             late = indices, publish.parameters(self._pipeline, state, indices)
             state = publish.apply(self._pipeline, state, indices, summed, self._fields, visible, inputs)

@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ import numpy as np
 from odin_jax import exchange
 from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, scalar
 from odin_jax.parallel.mesh import here, mine
-from odin_jax.publish import Publication, room_for, width
+from odin_jax.publish import Publication, pieces, room_for, width
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
 
@@ -31,13 +32,21 @@ class _Running(NamedTuple):
     unit: Unit
     produced: Produced
     started: float
-    rest: tuple[Publication, Future[Any]] | None
+    rest: _Part | None
+
+
+class _Part(NamedTuple):
+    """A list of rows on its way, in pieces."""
+
+    name: str
+    pending: Publication
+    fields: tuple[str, ...]
+    rows: Any  # [N] int32 list
+    pieces: list[tuple[int, int, Future[Any]]]  # first row, length, sums
 
 
 class Lanes:
     """Executor with a compute lane, the calling thread, and a communication lane."""
-
-    grain = 8  # programs of a part are short to compile, and padding travels
 
     def __init__(self, programs: Programs, rooms: PairRooms):
         self.times = Times()
@@ -51,19 +60,19 @@ class Lanes:
         self._compute(state, unit, None)
 
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
-        rest_rows = pending.active & ~pending.urgent
-        urgent = [(name, fields, self._send(pending, name, pending.urgent, fields, pending.urgent_room))
+        first, others = self._programs.lists()(pending.active, pending.urgent)
+        urgent = [self._send(pending, name, first, fields, pending.urgent_count)
                   for name, fields in (("urgent geometry", self._geometry), ("urgent colour", self._colour))]
-        rest = self._send(pending, "rest", rest_rows, self._geometry + self._colour, pending.rest_room)
+        rest = self._send(pending, "rest", others, self._geometry + self._colour, pending.rest_count)
         state = self._settle(state, pending)
-        for name, fields, part in urgent:
-            state = self._receive(state, pending, name, fields, part)
-        self._compute(state, unit, None if rest is None else (pending, rest))
+        for part in urgent:
+            state = self._receive(state, part)
+        self._compute(state, unit, rest)
 
     def publish(self, state: Any, pending: Publication) -> Any:
-        fields = self._geometry + self._colour
-        part = self._send(pending, "whole", pending.active, fields, pending.rest_room)
-        state = self._receive(self._settle(state, pending), pending, "whole", fields, part)
+        _, rows = self._programs.lists()(pending.active, pending.urgent)
+        part = self._send(pending, "whole", rows, self._geometry + self._colour, pending.rest_count)
+        state = self._receive(self._settle(state, pending), part)
         start = time.perf_counter()
         jax.block_until_ready(state)
         self.times.span(COMPUTE, pending.unit, "update", start)
@@ -80,8 +89,7 @@ class Lanes:
         self.times.span(COMPUTE, unit.step, "forward and backward", started)
         self._seconds = time.perf_counter() - started
         if rest is not None:
-            pending, part = rest
-            state = self._receive(state, pending, "rest", self._geometry + self._colour, part)
+            state = self._receive(state, rest)
         return dataclasses.replace(state, **produced.local), produced
 
     def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any, stop: bool) -> Word:
@@ -97,14 +105,14 @@ class Lanes:
             self._timed, step, "word", lambda: program(activity, read, write, host)))
 
     def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
-        room = room_for(count, 8 * delayed.size)
+        room = room_for(count, 8 * delayed.size, 1)
         program, args = self._programs.gate(tau, room), (produced.activity, delayed, skipped, np.float32(mean))
         return np.asarray(here(self._await("gate", self._lane.submit(self._timed, 0, "gate", lambda: program(*args)))))
 
     def close(self) -> None:
         self._lane.shutdown(wait=False, cancel_futures=True)
 
-    def _compute(self, state: Any, unit: Unit, rest: tuple[Publication, Future[Any]] | None) -> None:
+    def _compute(self, state: Any, unit: Unit, rest: _Part | None) -> None:
         started = time.perf_counter()
         self._running = _Running(state, unit, self._run(state, unit), started, rest)
 
@@ -114,22 +122,24 @@ class Lanes:
     def _settle(self, state: Any, pending: Publication) -> Any:
         return self._programs.settle()(state, pending.active, pending.visible, pending.inputs)
 
-    def _send(self, pending: Publication, name: str, rows: Any, fields: tuple[str, ...], room: int) -> Any:
-        """Start the exchange of a part; None where it has no rows."""
-        if room == 0:
-            return None
-        program, grads = self._programs.collect(fields, room), pending.produced.grads
-        wide = sum(width(getattr(grads, name), 2) for name in fields)
-        self.times.sent[name] = self.times.sent.get(name, 0) + exchange.bytes_of_total(
-            room, wide, self._ranks.count)
-        return self._lane.submit(self._timed, pending.unit, name, lambda: program(grads, rows))
+    def _send(self, pending: Publication, name: str, rows: Any, fields: tuple[str, ...], count: int) -> _Part:
+        """Start the exchange of the first ``count`` rows of a list."""
+        grads = pending.produced.grads
+        wide = sum(width(getattr(grads, field), 2) for field in fields)
+        sent = []
+        for first, length in pieces(count):
+            run = partial(self._programs.collect(fields, length), grads, rows, scalar(first))
+            sent.append((first, length, self._lane.submit(self._timed, pending.unit, name, run)))
+            self.times.sent[name] = self.times.sent.get(name, 0) + exchange.bytes_of_total(
+                length, wide, self._ranks.count)
+        return _Part(name, pending, fields, rows, sent)
 
-    def _receive(self, state: Any, pending: Publication, name: str, fields: tuple[str, ...], part: Any) -> Any:
-        """The state with the update of a part, waiting for it."""
-        if part is None:
-            return state
-        indices, summed = self._await(name, part)
-        return self._programs.apply(fields)(state, indices, summed, pending.visible, pending.inputs)
+    def _receive(self, state: Any, part: _Part) -> Any:
+        """The state with the update of a part, waiting for its pieces as they come."""
+        for first, length, future in part.pieces:
+            summed, program = self._await(part.name, future), self._programs.apply(part.fields, length)
+            state = program(state, part.rows, scalar(first), summed, part.pending.visible, part.pending.inputs)
+        return state
 
     def _await(self, name: str, part: Future[Any]) -> Any:
         start = time.perf_counter()

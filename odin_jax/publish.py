@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from odin_jax import exchange
-from odin_jax.stages import Produced, row_list
+from odin_jax.stages import Produced
 from sched.hazards import Rows
 from splat.apart import apart
 from splat.pipelines.rows import Rows as RowArrays
 from splat.pipelines.rows import StepInputs, merged, only, present
 
 SMALLEST = 256  # rows in the smallest list
+PIECES = (32768, 8192, 2048, 512)  # rows of the pieces that a list of any length is sent in
 
 
 class Publication(NamedTuple):
@@ -34,12 +35,25 @@ class Publication(NamedTuple):
     active: Rows  # [N/8] C_A
     visible: Rows  # [N/8] rows visible in some view of A
     urgent: Rows  # [N/8] rows of C_A that are published before the next unit observes state
-    urgent_room: int  # rows in the list of the urgent ones; 0: there are none
-    rest_room: int  # rows in the list of the others of C_A
+    urgent_count: int  # urgent rows
+    rest_count: int  # other rows of C_A
     inputs: StepInputs  # of the optimizer step
 
 
-def room_for(rows: int, most: int, grain: int = 8) -> int:
+def pieces(rows: int) -> list[tuple[int, int]]:
+    """(first row, length) of the pieces for a list of ``rows`` rows, of few lengths, so that few programs are compiled.
+
+    Only the last piece is longer than what is left, by less than the smallest length.
+    """
+    at, found = 0, []
+    for length in PIECES:
+        while rows - at >= length or (length == PIECES[-1] and rows > at):
+            found.append((at, length))
+            at += length
+    return found
+
+
+def room_for(rows: int, most: int, grain: int) -> int:
     """Static length of a list of ``rows`` rows: one of few sizes, ``grain`` (a power of two) to a doubling.
 
     At most ``most``; 0 for an empty list, which is not sent at all.
@@ -70,11 +84,11 @@ def settle(pipeline: Any, state: Any, active: Rows, visible: Rows, inputs: StepI
     return pipeline.with_rows(state, apart(step, inputs.count >= 0, rows, waits, seen, inputs), inputs)
 
 
-def collect(grads: Any, rows: Rows, fields: tuple[str, ...], room: int, kind: str) -> tuple[jax.Array, jax.Array]:
-    """([room] int32 row indices, [room, F] sum over ranks of their gradients in ``fields``, side by side)."""
-    indices = row_list(rows, room)
-    parts = [getattr(grads, name).at[indices].get(mode="fill", fill_value=0).reshape(room, -1) for name in fields]
-    return indices, exchange.total(jnp.concatenate(parts, axis=1), kind)
+def collect(grads: Any, indices: jax.Array, fields: tuple[str, ...], kind: str) -> jax.Array:
+    """[M, F] sum over ranks of the gradients of the listed rows [M] in ``fields``, side by side; padding gives zero."""
+    parts = [getattr(grads, name).at[indices].get(mode="fill", fill_value=0).reshape(len(indices), -1)
+             for name in fields]
+    return exchange.total(jnp.concatenate(parts, axis=1), kind)
 
 
 def apply(pipeline: Any, state: Any, indices: jax.Array, summed: jax.Array, fields: tuple[str, ...], visible: Rows,

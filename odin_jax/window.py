@@ -16,7 +16,7 @@ from odin_jax import versions
 from odin_jax.admission import Admission, Counts
 from odin_jax.executor import Executor, Programs, Times, Unit, scalar
 from odin_jax.parallel.mesh import here
-from odin_jax.publish import Publication, room_for
+from odin_jax.publish import Publication
 from odin_jax.stages import NUMBERS, Produced, Word
 from odin_jax.versions import VersionedState
 from sched.hazards import Action, Decision
@@ -117,12 +117,10 @@ class Runtime:
                  following: Assigned | None, step: int) -> None:
         inputs = self._programs.inputs()(state, scalar(step))
         if decision.action is Action.BARRIER or following is None:
-            rows, room = word.active, self._room(told.active)
-            if self._dense:
-                rows, room = self._every_row, self._rows
+            rows, count = (self._every_row, self._rows) if self._dense else (word.active, told.active)
             self._parts_published(step, None, versions.URGENT)
             state = self._executor.publish(
-                state, Publication(step, produced, rows, word.visible, word.active & 0, 0, room, inputs))
+                state, Publication(step, produced, rows, word.visible, word.active & 0, 0, count, inputs))
             self._rest_published(step, state)
             if following is not None:
                 self._start(following.unit)
@@ -131,8 +129,8 @@ class Runtime:
         urgent = word.active & {Action.PROCEED: word.active & 0, Action.PARTIAL: word.read,
                                 Action.DELAYED: word.write}[decision.action]
         late = word.read & ~word.write & word.active if decision.action is Action.DELAYED else None
-        pending = Publication(step, produced, word.active, word.visible, urgent, self._room(first),
-                              self._room(told.active - first), inputs)
+        pending = Publication(step, produced, word.active, word.visible, urgent, first,
+                              told.active - first, inputs)
         self._parts_published(step, None, versions.URGENT)
         self.now = versions.observe(self.now, following.unit.step, self.now.structural, late)
         self._executor.overlap(state, pending, following.unit)
@@ -183,9 +181,6 @@ class Runtime:
         self.now = versions.commit(self.now, step)
         if self._on_published:
             self._on_published(step, state)
-
-    def _room(self, rows: int) -> int:
-        return room_for(rows, self._rows, self._executor.grain)
 
     def _measure(self) -> None:
         alive = np.asarray(here(self.now.state.alive))
