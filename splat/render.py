@@ -13,11 +13,12 @@ from flax import struct
 from splat import tiles
 from splat.cameras import Camera
 from splat.errors import UserError
-from splat.finite import check_camera, check_finite, is_concrete
+from splat.finite import check_camera, check_finite, check_size, is_concrete
 from splat.gaussians import Gaussians
 from splat.options import RenderOptions
 from splat.projection import project
 from splat.raster.blend import blend
+from splat.shapes import check_inputs
 
 PAIRS_PER_ROW = 16  # room for tile-row pairs per primitive where they cannot be counted beforehand
 
@@ -48,14 +49,17 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
     ``16·N`` under a transformation. Where it does not suffice nothing is dropped: the outputs become NaN and
     ``overflow`` is set, so that the step can be repeated with a larger one.
 
-    Raises UserError without rows, and where a row that is alive or the camera holds a number that is not finite and
-    the numbers are concrete; under a transformation they cannot be looked at and such rows are never drawn.
+    Raises UserError without rows, for arrays of another shape or kind than stated, and where a row that is alive or
+    the camera holds a number that is not finite and the numbers are concrete; under a transformation they cannot be
+    looked at and such rows are never drawn.
     """
     options = options or RenderOptions()
+    check_inputs(gaussians, camera, alive, background, sh_degree, probe)
     if gaussians.count == 0:
         raise UserError("there are no Gaussians to render: pass at least one row, which may be one that is not alive")
     if is_concrete((gaussians, alive)):
         check_finite(gaussians, alive)
+    check_size(camera)
     if is_concrete(camera):
         check_camera(camera)
     if options.pair_capacity is None:

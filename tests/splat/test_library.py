@@ -12,9 +12,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import splat
 from splat import Camera, RenderOptions
+from splat.errors import UserError
 from tests.splat.render_cases import QUICK, ROOMY, ROWS, WIDTH, forward, named, program, random_inputs, random_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,3 +125,43 @@ def test_the_camera_is_a_pytree_with_a_static_size():
     assert jax.tree.map(lambda x: 2 * x, camera).height == 5
     assert jax.tree.structure(camera) != jax.tree.structure(dataclasses.replace(camera, width=4))
     np.testing.assert_allclose(camera.centre, jnp.zeros(3))
+
+
+def misused(**changes):
+    """A render of three rows with some of its arguments replaced."""
+    rows = splat.Gaussians(jnp.ones((3, 3)), jnp.zeros((3, 3)), jnp.ones((3, 4)), jnp.zeros(3), jnp.zeros((3, 3)),
+                           jnp.zeros((3, 15, 3)))
+    camera = Camera(jnp.eye(4), jnp.ones(4), 4, 4)
+    fields = {name: changes.pop(name) for name in list(changes) if hasattr(rows, name)}
+    lens = {name: changes.pop(name) for name in list(changes) if hasattr(camera, name)}
+    return splat.render(dataclasses.replace(rows, **fields), dataclasses.replace(camera, **lens), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"means": jnp.ones((4, 3))}, r"log_scales has the shape \(3, 3\): it must be \(4, 3\)"),
+        ({"means": [[0.0, 0.0, 4.0]] * 3}, "means is a list: it must be an array"),
+        ({"means": jnp.ones((3, 3), int)}, "float32, int32: all must be of one floating-point dtype"),
+        ({"log_scales": jnp.zeros((3, 2))}, "log_scales has the shape"),
+        ({"sh_rest": jnp.zeros((3, 8, 3))}, r"sh_rest .* must be \(3, 15, 3\)"),
+        ({"view": jnp.eye(4)[None]}, "view .* use jax.vmap"),
+        ({"intrinsics": jnp.eye(3)}, "intrinsics has the shape"),
+        ({"width": 4.5}, "width is 4.5: it must be a whole number"),
+        ({"alive": jnp.ones(2, bool)}, "alive has the shape"),
+        ({"background": jnp.zeros(4)}, "background has the shape"),
+        ({"probe": jnp.zeros((3, 3))}, "probe has the shape"),
+        ({"sh_degree": 4}, "sh_degree=4: must be 0, 1, 2 or 3"),
+    ],
+)
+def test_an_argument_of_the_wrong_shape_or_kind_is_named(changes, words):
+    with pytest.raises(UserError, match=words):
+        misused(**changes)
+    with pytest.raises(UserError, match=words):
+        jax.eval_shape(lambda shift: misused(**changes).image + shift, jnp.float32(0))
+
+
+@pytest.mark.parametrize("changes", [{"pair_capacity": 0}, {"low_pass": float("nan")}, {"near": -1.0}])
+def test_options_that_cannot_work_are_named(changes):
+    with pytest.raises(UserError, match=f"{next(iter(changes))}="):
+        RenderOptions(**changes)
