@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from odin_jax import publish, stages
+from odin_jax import exchange, publish, stages
 from odin_jax.parallel.mesh import OWN, SAME, Ranks
 from odin_jax.publish import Publication
 from odin_jax.stages import Produced, Word
@@ -111,8 +111,9 @@ class Executor(Protocol):
 class Programs:
     """The compiled functions of a pipeline on its ranks; one per static argument, compiled when first called."""
 
-    def __init__(self, ranks: Ranks, pipeline: Any, exchange: str, state_kinds: Any):
-        self.ranks, self.pipeline, self.exchange, self.state_kinds = ranks, pipeline, exchange, state_kinds
+    def __init__(self, ranks: Ranks, pipeline: Any, kind: str, state_kinds: Any):
+        """``kind``: the exchange, psum or ordered; ``state_kinds``: see ``placement.kinds``."""
+        self.ranks, self.pipeline, self.exchange, self.state_kinds = ranks, pipeline, kind, state_kinds
         self._made: dict[Any, Callable[..., Any]] = {}
 
     def program(self, key: Any, function: Callable[..., Any], ins: Any, outs: Any,
@@ -139,6 +140,13 @@ class Programs:
     def tell(self, views: bool):
         """(activity, R⁺, W⁺, host) → ``Word``."""
         return self.program(("tell", views), partial(stages.tell, views), (OWN, OWN, OWN, OWN), SAME)
+
+    def magnitude(self):
+        """activity → [N] g_U(p), summed over ranks."""
+        def run(activity):
+            return exchange.total(activity.magnitude[:, None], "ordered")[:, 0]
+
+        return self.program("magnitude", run, (OWN,), SAME)
 
     def gate(self, tau: float, room: int):
         """(activity, delayed, skipped, mean) → [2] counts."""

@@ -17,6 +17,7 @@ from odin_jax.admission import Admission, Counts
 from odin_jax.executor import Executor, Programs, Times, Unit, scalar
 from odin_jax.parallel.mesh import here
 from odin_jax.publish import Publication
+from odin_jax.recorder import Recorder
 from odin_jax.stages import NUMBERS, Produced, Word
 from odin_jax.versions import VersionedState
 from sched.hazards import Action, Decision
@@ -55,18 +56,22 @@ class Runtime:
     """Trains units on all ranks."""
 
     def __init__(self, programs: Programs, executor: Executor, admission: Admission, state: Any, step: int,
-                 dense: bool = False, on_published: Callable[[int, Any], None] | None = None):
+                 dense: bool = False, on_published: Callable[[int, Any], None] | None = None,
+                 recorder: Recorder | None = None):
         """``state`` is on all ranks, after unit ``step``; ``dense``: every row is exchanged in every unit.
 
-        ``on_published(step, state)`` is called whenever the update of a unit is wholly readable.
+        ``on_published(step, state)`` is called whenever the update of a unit is wholly readable (paper §5, publication
+        callback); ``recorder`` keeps what is read and published when, to be checked by ``odin_jax.history``.
         """
         self.now = VersionedState(state, published=step)
         self.admission = admission
         self._programs, self._executor, self._dense = programs, executor, dense
-        self._on_published = on_published
+        self._on_published, self._recorder = on_published, recorder
+        self._declared: tuple[Any, Any] = (None, None)  # packed R⁺ and W⁺ of the unit that starts next
         self.stopping = False  # this process was told to stop; all hear of it at the next window
         self.failed: Produced | None = None  # what a unit with numbers that are not finite produced
         self._last: Assigned | None = None
+        self._resting: Any = None  # packed rows in the last part of the newest publication
         self._measure()
 
     def unit(self, assigned: Assigned, blocking: str | None = None) -> Window | None:
@@ -92,6 +97,9 @@ class Runtime:
         """Go on with other rows after a structural event; nothing may be in flight."""
         self.now = versions.change_structure(self.now, state)
         self._measure()
+        self._declared = (None, None)
+        if self._recorder:
+            self._recorder.structural(self.now.published, self.now.structural, self._rows)
 
     def _window(self, before: Assigned, following: Assigned | None, blocking: str | None) -> Window:
         """Finish the unit ``before``, validate the window to the following unit and start that one."""
@@ -105,22 +113,22 @@ class Runtime:
         told = _Told(counts, numbers, pairs, host, self._alive)
         self._learn(before, word)
         decision = self._decide(told, blocking, produced, word)
-        times = self._executor.times.take()
-        window = told.window(before, decision, times)
-        if not window.finite:
-            self.failed = produced
-        else:
+        self._record(step, produced, word, decision)
+        if told.finite:
             self._publish(state, produced, word, told, decision, following, step)
-        return window
+        else:
+            self.failed = produced
+        return told.window(before, decision, self._executor.times.take())
 
     def _publish(self, state: Any, produced: Produced, word: Word, told: _Told, decision: Decision,
                  following: Assigned | None, step: int) -> None:
         inputs = self._programs.inputs()(state, scalar(step))
         if decision.action is Action.BARRIER or following is None:
             rows, count = (self._every_row, self._rows) if self._dense else (word.active, told.active)
-            self._parts_published(step, None, versions.URGENT)
+            self._urgent_published(step, None)
             state = self._executor.publish(
                 state, Publication(step, produced, rows, word.visible, word.active & 0, 0, count, inputs))
+            self._resting = rows
             self._rest_published(step, state)
             if following is not None:
                 self._start(following.unit)
@@ -131,8 +139,9 @@ class Runtime:
         late = word.read & ~word.write & word.active if decision.action is Action.DELAYED else None
         pending = Publication(step, produced, word.active, word.visible, urgent, first,
                               told.active - first, inputs)
-        self._parts_published(step, None, versions.URGENT)
-        self.now = versions.observe(self.now, following.unit.step, self.now.structural, late)
+        self._urgent_published(step, urgent)
+        self._resting = word.active & ~urgent
+        self._observe(following.unit.step, late)
         self._executor.overlap(state, pending, following.unit)
 
     def _decide(self, told: _Told, blocking: str | None, produced: Produced, word: Word) -> Decision:
@@ -165,19 +174,39 @@ class Runtime:
             self.admission.learn([int(view) for view in before.views.ravel()], words, self.now.structural, late)
 
     def _start(self, unit: Unit) -> None:
-        self.now = versions.observe(self.now, unit.step, self.now.structural)
+        self._observe(unit.step, None)
         self._executor.start(self.now.state, unit)
 
-    def _parts_published(self, step: int, state: Any, parts: tuple[str, ...]) -> None:
-        for part in parts:
-            self.now = versions.publish(self.now, step, part, state)
+    def _observe(self, step: int, late: Any) -> None:
+        """Unit ``step`` begins to read state, ``late`` rows without the pending update."""
+        self.now = versions.observe(self.now, step, self.now.structural, late)
+        if self._recorder:
+            reads, writes = self._declared
+            self._recorder.observed(step, self.now.structural, _host(reads), _host(writes), _host(late))
+
+    def _record(self, step: int, produced: Produced, word: Word, decision: Decision) -> None:
+        """Unit ``step`` has produced, and the window after it was validated."""
+        self._declared = (word.read, word.write)
+        if self._recorder:
+            summed = self._programs.magnitude()(produced.activity)
+            self._recorder.produced(step, here(word.active), _host(summed))
+            self._recorder.decided(step, step + 1, decision, self.admission.tau)
+
+    def _urgent_published(self, step: int, rows: Any) -> None:
+        """The urgent ``rows`` of unit ``step`` are readable; None: there are none."""
+        for part in versions.URGENT:
+            self.now = versions.publish(self.now, step, part, None)
+            if self._recorder and rows is not None:
+                self._recorder.published(step, part, _host(rows))
 
     def _rest_published(self, step: int, state: Any) -> None:
         """The last part of unit ``step`` is readable, if it was still in flight; then it is committed."""
         if step <= self.now.published:
             self.now = replace(self.now, state=state)
             return
-        self._parts_published(step, state, (versions.REST,))
+        self.now = versions.publish(self.now, step, versions.REST, state)
+        if self._recorder:
+            self._recorder.published(step, versions.REST, _host(self._resting))
         self.now = versions.commit(self.now, step)
         if self._on_published:
             self._on_published(step, state)
@@ -186,6 +215,11 @@ class Runtime:
         alive = np.asarray(here(self.now.state.alive))
         self._rows, self._alive = len(alive), int(alive.sum())
         self._every_row = self._programs.ranks.same(np.packbits(np.ones(self._rows, bool)))
+
+
+def _host(array: Any) -> np.ndarray | None:
+    """An array that is the same on all ranks, on the host."""
+    return None if array is None else np.asarray(here(array))
 
 
 class _Told(NamedTuple):
@@ -213,10 +247,16 @@ class _Told(NamedTuple):
         return {Action.PROCEED: 0, Action.PARTIAL: self.waw + self.raw, Action.DELAYED: self.waw,
                 Action.BARRIER: self.active}[decision.action]
 
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers of all ranks are."""
+        loss, finite = (self.numbers[:, NUMBERS.index(name)] for name in ("loss", "finite"))
+        return bool((finite == 1).all() and np.isfinite(loss).all())
+
     def window(self, before: Assigned, decision: Decision, times: Times) -> Window:
+        """What is kept of the window after the unit ``before``."""
         loss, mse = (float(self.numbers[:, NUMBERS.index(name)].mean()) for name in ("loss", "mse"))
-        finite = bool((self.numbers[:, NUMBERS.index("finite")] == 1).all() and np.isfinite(loss))
         delayed = self.raw if decision.action is Action.DELAYED else 0
-        return Window(before.unit.step, loss, mse, finite, self.pairs, before.views, self.host[:, 0], decision,
+        return Window(before.unit.step, loss, mse, self.finite, self.pairs, before.views, self.host[:, 0], decision,
                       self.alive, self.active, self.read, self.urgent(decision), delayed, before.unit.size,
                       bool(self.host[:, 1].any()), times)
