@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -66,9 +66,17 @@ def read(path: Path, split: str | None = None) -> list[tuple[str, Camera]]:
             intrinsics = np.asarray([item["fx"], item["fy"], *centre], np.float32)
             camera = Camera(view.astype(np.float32), intrinsics, width, height)  # type: ignore[arg-type]
             check_camera(camera)
-            found.append((str(item["img_name"]), camera))
+            found.append((_inside(item["img_name"]), camera))
         except UserError as error:
             raise UserError(f"{path}: camera number {number}: {error}") from error
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{path}: camera number {number} is broken ({error!r}); train again") from error
     return found
+
+
+def _inside(name: Any) -> str:
+    """A photo's name, which becomes a file below a folder of renders."""
+    path = PurePosixPath(str(name))
+    if path.is_absolute() or ".." in path.parts:
+        raise UserError(f"img_name {name} leads out of the folder of renders; rename it")
+    return str(name)

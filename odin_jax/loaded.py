@@ -57,6 +57,9 @@ def open_run(path: Path, scene: Path | None = None, downscale: float | None = No
         config = train_config.from_json(read_json(run.config), run.config)
     else:
         config = TrainConfig(scene=scene or path, out=path)
+    if not run.ply.exists() and run.checkpoints.is_dir():
+        raise UserError(f"{path} holds a training that is not finished; give its `odin train` command again to "
+                        "continue it")
     changes = {"scene": scene, "downscale": downscale}
     config = dataclasses.replace(
         config, **{name: value for name, value in changes.items() if value is not None}

@@ -219,7 +219,7 @@ def summary_line(entry: dict[str, Any]) -> str:
     styles = (("psnr", "PSNR {:.2f} dB"), ("ssim", "SSIM {:.3f}"), ("lpips", "LPIPS {:.3f}"))
     shown = [style.format(entry[name]) for name, style in styles if entry.get(name) is not None]
     line = ", ".join([*(shown or ["no test views"]), f"{entry['n_primitives']:,} Gaussians"])
-    if "iterations" not in entry:
+    if not all(isinstance(entry.get(name), int | float) for name in ("iterations", "wall_s", "cpu_s")):
         return line
     return f"{line}, {entry['iterations']} steps in {entry['wall_s']:.0f} s ({entry['cpu_s']:.0f} CPU s)"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from odin_jax.field_types import wrong_field
 from splat.errors import UserError
 from splat.pipelines.gs3d_config import Gs3dConfig
 
@@ -110,7 +111,11 @@ def from_json(values: dict[str, Any], where: Path) -> TrainConfig:
         paths.update({name: Path(values[name]) if values.get(name) else None for name in ("cache_dir", "plan")})
         gs3d = Gs3dConfig(**values.get("gs3d", {}))
         rest = {name: value for name, value in values.items() if name not in ("gs3d", "ablate", *paths)}
-        return TrainConfig(**paths, gs3d=gs3d, ablate=tuple(values.get("ablate", ())), **rest)
+        config = TrainConfig(**paths, gs3d=gs3d, ablate=tuple(values.get("ablate", ())), **rest)
     except (KeyError, TypeError) as error:
         reason = f"{where}: does not fit this version of the program ({error}); train again"
         raise UserError(reason) from error
+    wrong = wrong_field(config)
+    if wrong:
+        raise UserError(f"{where}: the value of {wrong} is of the wrong kind; restore it or train again")
+    return config

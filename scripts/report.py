@@ -35,6 +35,8 @@ class ReportConfig:
 
 def main(config: ReportConfig) -> None:
     """One row per run. Raises UserError when a folder has no record."""
+    if not config.dirs:
+        raise UserError("no run is named; give one or more folders written by `odin train --out`")
     table = Table("run", *(name for name, _ in COLUMNS))
     for folder in config.dirs:
         entry = read_json(RunFolder(folder).record)

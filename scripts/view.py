@@ -29,6 +29,8 @@ class ViewConfig:
 
 def main(config: ViewConfig) -> None:
     """Serve until interrupted. Raises UserError when the viewer is not installed or cannot show the rows."""
+    if not 1 <= config.port <= 65535:
+        raise UserError(f"--port {config.port}: must be a number from 1 to 65535")
     run = open_run(config.dir)
     try:
         viser: Any = importlib.import_module("viser")

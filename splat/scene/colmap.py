@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +77,13 @@ def undistort(pixels: np.ndarray, distortion: Distortion) -> np.ndarray:
 
 
 def _pycolmap() -> Any:
+    """The module; SIGTERM goes on to end the process quietly, which pycolmap would turn into an abort with a dump."""
+    before = signal.getsignal(signal.SIGTERM)
     try:
         import pycolmap
+
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
     except ImportError as error:
         raise UserError("reading COLMAP models and undistorting photos needs pycolmap; install it, or save "
                         "the scene as .npz on a machine that has it") from error

@@ -112,6 +112,16 @@ def test_a_camera_that_cannot_be_rendered_is_named(scene, tmp_path, change, word
         cameras_json.read(path)
 
 
+@pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "/x.png"])
+def test_a_name_that_leads_out_of_the_renders_is_refused(scene, tmp_path, name):
+    path = tmp_path / "cameras.json"
+    cameras_json.write(path, scene)
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([{**entries[0], "img_name": name}]))
+    with pytest.raises(UserError, match=rf"img_name {name} leads out"):
+        cameras_json.read(path)
+
+
 def test_cameras_that_are_no_list_are_refused(tmp_path):
     (tmp_path / "cameras.json").write_text("{}")
     with pytest.raises(UserError, match=r"cameras\.json holds a JSON dict, not a list"):

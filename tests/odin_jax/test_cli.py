@@ -59,6 +59,8 @@ def test_a_mistyped_option_gets_tyro_s_message(capsys):
         (["train", "--scene", "none", "--out", "y", "--seed", "4294967296"], "--seed 4294967296: must be below"),
         (["eval", "none"], "none is not a folder"),
         (["report", "none"], "does not exist"),
+        (["report"], "no run is named"),
+        (["view", "none", "--port", "99999"], "--port 99999: must be a number from 1 to 65535"),
     ],
 )
 def test_a_user_s_mistake_is_one_line_on_stderr(capsys, argv, part):

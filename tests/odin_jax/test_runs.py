@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from odin_jax import train_config
 from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
+from odin_jax.session import summary_line
+from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
 
 CONFIG = {"scene": "a", "seed": 0, "iterations": 10, "out": "x", "gs3d": {"antialias": False}}
@@ -107,3 +116,29 @@ def test_json_of_another_kind_is_never_taken_for_a_run(held, text):
     with pytest.raises(UserError, match=r"config\.json holds a JSON .*not a dict"):
         start_point(held, "auto", CONFIG)
     assert held.config.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("pipeline", 3), ("downscale", "x"), ("test_every", None), ("images", 5), ("max_points", True), ("alpha", "z"),
+     ("gs3d", {"antialias": "x"})],
+)
+def test_a_value_of_another_kind_in_a_configuration_is_named(field, value):
+    values = json.loads(json.dumps(train_config.to_json(TrainConfig(scene=Path("a"), out=Path("b")))))
+    assert train_config.from_json(values, Path("config.json")) == TrainConfig(scene=Path("a"), out=Path("b"))
+    with pytest.raises(UserError, match=rf"config\.json: the value of {field}.* is of the wrong kind"):
+        train_config.from_json({**values, field: value}, Path("config.json"))
+
+
+@pytest.mark.parametrize("change", [{"wall_s": None}, {"wall_s": "x"}, {"iterations": None}])
+def test_a_record_without_costs_is_summed_up_without_them(change):
+    entry = {"n_primitives": 5, "iterations": 3, "wall_s": 2.0, "cpu_s": 1.0}
+    assert "3 steps in 2 s" in summary_line(entry)
+    assert summary_line({**entry, **change}) == "no test views, 5 Gaussians"
+
+
+def test_a_process_that_has_read_a_colmap_model_is_ended_without_a_dump():
+    script = "import os\nfrom splat.scene.colmap import _pycolmap\n_pycolmap()\nos.kill(os.getpid(), 15)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr == ""
