@@ -157,8 +157,9 @@ def _misses(focal: jax.Array, middle: jax.Array, size: int, axis: _Axis, squares
 def _compensation_unsure(xx: jax.Array, yy: jax.Array, low_pass: float) -> jax.Array:
     """[N] bool: rounding may put the compensation of antialiasing above one.
 
-    It is the root of N/D with N = rₓr_y − xy² and D = N + low_pass·(rₓ + r_y) + low_pass². Rounding changes N and D by
-    at most 9/2 spacings of xx·yy together, less than what D has over N while the smaller of the two is below the limit.
+    It is the root of N/D with N = rₓr_y − xy² and D = N + low_pass·(rₓ + r_y) + low_pass². Where a compiler fuses the
+    multiplications and subtractions of N and D differently, rounding changes them by at most 9/2 spacings of xx·yy
+    together. That is less than what D has over N while the smaller of xx and yy is below the limit.
     """
     return ~(jnp.minimum(xx, yy) < low_pass / (10 * float(jnp.finfo(xx.dtype).eps)))
 

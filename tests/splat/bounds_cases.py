@@ -24,13 +24,14 @@ KINDS = ("plain", "needle", "huge", "near", "behind", "faint", "small quaternion
 
 
 def random_camera(rng: np.random.Generator, width: int = WIDTH, height: int = HEIGHT, away: float = 1.0) -> Camera:
-    """Any rotation, ``away`` from the origin, unequal focal lengths, principal point off the middle."""
+    """Any rotation or, as often, none; ``away`` from the origin, unequal focal lengths, principal point anywhere."""
     view = np.eye(4)
     rotation = np.linalg.qr(rng.standard_normal((3, 3)))[0]
-    view[:3, :3] = rotation * np.sign(np.linalg.det(rotation))
+    if rng.random() < 0.5:
+        view[:3, :3] = rotation * np.sign(np.linalg.det(rotation))
     view[:3, 3] = away * rng.standard_normal(3)
     focal = width * rng.uniform(0.5, 1.5, 2)
-    middle = [width * rng.uniform(-0.1, 1.1), height * rng.uniform(0.2, 0.8)]
+    middle = [width * rng.uniform(-0.6, 1.6), height * rng.uniform(0.2, 0.8)]
     return Camera(jnp.asarray(view, jnp.float32), jnp.asarray([*focal, *middle], jnp.float32), width, height)
 
 
@@ -53,18 +54,46 @@ def random_rows(rng: np.random.Generator, camera: Camera, rows: int = ROWS) -> G
     quats[kind == "no rotation"] *= rng.choice([0.0, 1e-20, 1e-12, 1e-9])
     logits = rng.uniform(-5, 6, rows)
     logits = np.where(kind == "faint", BORDER_LOGIT + 0.05 * rng.standard_normal(rows), logits)
+    logits = np.where((kind == "huge") & (rng.random(rows) < 0.5), BORDER_LOGIT - rng.random(rows), logits)
     geometry = (jnp.asarray(field, jnp.float32) for field in (means, log_scales, quats, logits))
     return Gaussians(*geometry, jnp.zeros((rows, 3)), jnp.zeros((rows, 15, 3)))
 
 
+def aimed_rows(rng: np.random.Generator, camera: Camera, way: str, rows: int = ROWS) -> tuple[Gaussians, Gaussians]:
+    """(rows, drift) for a camera that is not rotated and whose image lies right of its principal point, where rows
+    reach the image by one ``way`` alone: "closer" (a row on the axis grows as it comes closer), "sway" (a row along
+    the axis turns its side), "both" (a centre moves sideways and closer)."""
+    z = rng.uniform(1, 3, rows)
+    fx, _, cx, _ = np.asarray(camera.intrinsics, np.float64)
+    gap = (0.5 - cx) * z / fx  # from the axis to the edge of the image, world units
+    share = rng.uniform(0, 1, rows)
+    side = {"closer": np.log(share * gap / 2.5), "sway": np.full(rows, -7.0), "both": np.full(rows, -7.0)}[way]
+    along = np.log(0.5 * z) if way == "sway" else np.full(rows, -7.0)
+    x = gap * (2 * share - 1) * (way != "closer")
+    scales = np.stack([side, np.full(rows, -7.0), along], 1)
+    view = np.asarray(camera.view, np.float64)
+    means = np.stack([x, np.zeros(rows), z], 1) - view[:3, 3]
+    quats = np.tile([1.0, 0, 0, 0], (rows, 1))
+    fields = (means, scales, quats, np.full(rows, 3.0))
+    gaussians = Gaussians(*(jnp.asarray(f, jnp.float32) for f in fields), jnp.zeros((rows, 3)),
+                          jnp.zeros((rows, 15, 3)))
+    axes = {"closer": [0.0, 0, 0.5], "sway": [0.07, 0, 0], "both": [0.05, 0, 0.5]}[way]
+    none: Any = dict.fromkeys(COLOUR_FIELDS)
+    drift = Gaussians(jnp.asarray(np.asarray(axes) * z[:, None], jnp.float32), jnp.zeros((rows, 3)),
+                      jnp.zeros((rows, 4)), jnp.zeros(rows), **none)
+    return gaussians, drift
+
+
 def random_drift(rng: np.random.Generator, rows: int = ROWS) -> Gaussians:
-    """Uneven bounds: per field of a random size, per element between nothing and that, some exactly zero."""
+    """Bounds of any size from tiny to beyond what training has; a field or an axis may not move at all, so that each
+    part of a scope is needed alone in some scene."""
     def field(most: float, *shape: int) -> jax.Array:
-        size = most * 10 ** rng.uniform(-3, 0)
-        return jnp.asarray(size * rng.random((rows, *shape)) * (rng.random((rows, *shape)) < 0.9), jnp.float32)
+        size = most * 10 ** rng.uniform(-2, 0) * (rng.random() < 0.6)
+        moving = rng.random(shape) < 0.6
+        return jnp.asarray(size * moving * (1 - 0.3 * rng.random((rows, *shape))), jnp.float32)
 
     none: Any = dict.fromkeys(COLOUR_FIELDS)
-    return Gaussians(field(0.3, 3), field(1.0, 3), field(0.3, 4), field(1.0), **none)
+    return Gaussians(field(1.0, 3), field(1.0, 3), field(1.0, 4), field(2.0), **none)
 
 
 @functools.cache

@@ -31,7 +31,7 @@ WORST = {(corrected, batch): jax.jit(lambda state, count, rates, stepped, correc
 
 def scene(seed, away=None):
     rng = np.random.default_rng(seed)
-    camera = cases.random_camera(rng, away=rng.choice([1.0, 1.0, 300.0]) if away is None else away)
+    camera = cases.random_camera(rng, away=rng.choice([1.0, 1.0, 300.0, 3e4]) if away is None else away)
     gaussians = cases.random_rows(rng, camera)
     return rng, camera, gaussians, jnp.asarray(rng.random(cases.ROWS) < 0.9)
 
@@ -51,6 +51,22 @@ def test_no_row_that_moves_within_its_drift_escapes(options, seed):
     kept = cases.scope(options)(gaussians, drift, camera, alive)
     assert escaped(rng, camera, gaussians, alive, drift, options, kept) == 0
     assert not np.any(kept & ~np.asarray(alive))
+
+
+@pytest.mark.parametrize("way", ["closer", "sway", "both"])
+def test_no_row_escapes_by_one_way_alone(way):
+    rng = np.random.default_rng(0)
+    camera = dataclasses.replace(cases.random_camera(rng), view=jnp.eye(4),
+                                 intrinsics=jnp.asarray([60.0, 60.0, -9.0, 24.0]))
+    gaussians, drift = cases.aimed_rows(rng, camera, way)
+    alive = jnp.ones(cases.ROWS, bool)
+    kept = cases.scope(PLAIN)(gaussians, drift, camera, alive)
+    now = cases.touched(PLAIN)(gaussians, camera, alive)
+    then = np.any([cases.touched(PLAIN)(end, camera, alive)
+                   for end in cases.ends(rng, gaussians, drift, camera, PLAIN)], axis=0)
+    assert np.sum(then) > np.sum(now) + 20
+    assert not np.any(then & ~kept)
+    assert np.sum(kept) < cases.ROWS
 
 
 @pytest.mark.parametrize("field", GEOMETRY_FIELDS)
