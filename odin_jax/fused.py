@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from odin_jax import exchange, publish, stages
-from odin_jax.executor import COMPUTE, Programs, Times, Unit, scalar
+from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, scalar
 from odin_jax.parallel.mesh import OWN, SAME, here, mine
 from odin_jax.publish import Publication, room_for, width
 from odin_jax.rooms import PairRooms
@@ -70,7 +70,7 @@ class Fused:
         state = jax.block_until_ready(self._whole(room)(
             state, pending.produced.grads, pending.active, pending.visible, pending.inputs))
         self.times.wait("whole", start)
-        self.times.span(COMPUTE, pending.unit, "publication", start)
+        self.times.span(COMM, pending.unit, "whole", start)
         return state
 
     def finish(self) -> tuple[Any, Produced]:
@@ -96,6 +96,7 @@ class Fused:
             word = self._programs.tell(expected is not None)(produced.activity, read, write, host)
         jax.block_until_ready(word)
         self.times.wait("word", start)
+        self.times.span(COMM, step, "word", start)
         return word
 
     def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:

@@ -1,4 +1,4 @@
-"""Print the records of runs side by side."""
+"""Print the records of runs side by side, and explain where runs on several ranks spent their time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
-from odin_jax.runs import RunFolder, read_json
+from odin_jax import figures
+from odin_jax.explain import Explained, Windows, compare, decisions, read_run
+from odin_jax.runs import RunFolder
 from splat.errors import UserError
 
-COLUMNS = (
+MEASURES = (
     ("psnr", "{:.2f}"),
     ("ssim", "{:.3f}"),
     ("lpips", "{:.3f}"),
@@ -28,24 +32,128 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Print the records of runs side by side."""
+    """Print the records of runs side by side, and explain where runs on several ranks spent their time."""
 
     dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]  # folders written by `odin train --out`
+    baseline: Path | None = None  # a run of --path sync on the same scene, batch and ranks, to compare with
+    from_step: int = 1  # windows before this step are left out; the first ones hold compilation
 
 
 def main(config: ReportConfig) -> None:
-    """One row per run. Raises UserError when a folder has no record."""
+    """One column per run, then tables and DIR/report/*.png of each run on several ranks.
+
+    Raises UserError when a folder has no record or holds something damaged, or when runs cannot be compared.
+    """
     if not config.dirs:
         raise UserError("no run is named; give one or more folders written by `odin train --out`")
-    table = Table("run", *(name for name, _ in COLUMNS))
-    for folder in config.dirs:
-        entry = read_json(RunFolder(folder).record)
-        for name, _ in COLUMNS:
-            if not isinstance(entry.get(name), int | float | None):
-                raise UserError(f"{RunFolder(folder).record}: {name} must be a number; restore it or train again")
-        cells = [style.format(entry[name]) if entry.get(name) is not None else "–" for name, style in COLUMNS]
-        table.add_row(str(folder), *cells)
-    Console().print(table)
+    if config.from_step < 1:
+        raise UserError(f"--from-step {config.from_step}: must be at least 1")
+    runs = [read_run(path, config.from_step) for path in config.dirs]
+    baseline = read_run(config.baseline, config.from_step) if config.baseline else None
+    compared = [compare(run, baseline) for run in runs] if baseline else [None] * len(runs)
+    console = Console()
+    console.print(_records([*runs, *([baseline] if baseline else [])]))
+    for run, numbers in zip(runs, compared, strict=True):
+        if run.windows is None:
+            _say(console, f"{run.path}: no windows, the run had one device and waited for nobody")
+            continue
+        _say(console, "\n" + _window_line(run, run.windows))
+        for table in (_decisions(run.windows), _waits(run.windows), _bytes(run.windows), _rows(run.windows)):
+            console.print(table)
+        _say(console, _rank_line(run, run.windows))
+        if baseline and numbers:
+            _say(console, f"against {baseline.name}: hidden share {numbers.hidden_share:.1%}, "
+                          f"speed-up {numbers.speed_up:.3f}×")
+        for path in figures.draw(run.path / "report", run, baseline):
+            _say(console, f"wrote {path}")
+
+
+def _records(runs: list[Explained]) -> Table:
+    """A column per run, so that the names of folders stay whole."""
+    table = Table("run", *(Column(escape(str(run.path)), overflow="fold", justify="right") for run in runs))
+    for run in runs:
+        for name, _ in MEASURES:
+            if not isinstance(run.record.get(name), int | float | None):
+                raise UserError(f"{RunFolder(run.path).record}: {name} must be a number; restore it or train again")
+    for name, style in MEASURES:
+        values = [run.record.get(name) for run in runs]
+        table.add_row(name, *("–" if value is None else style.format(value) for value in values))
+    return table
+
+
+def _decisions(windows: Windows) -> Table:
+    """Decisions with their reasons and counts."""
+    table = Table("decision", "reason", "windows", "share")
+    for action, reason, count in decisions(windows):
+        table.add_row(action, escape(reason), f"{count:,}", f"{count / len(windows.step):.1%}")
+    return table
+
+
+def _waits(windows: Windows) -> Table:
+    """Seconds of the first process's compute lane: computing, waiting for each part, neither."""
+    table = Table("time of the first process", "seconds", "share", "ms per window", "most, ms")
+
+    def add(name: str, seconds: np.ndarray) -> None:
+        table.add_row(escape(name), f"{seconds.sum():.2f}", f"{seconds.sum() / max(windows.wall.sum(), 1e-9):.1%}",
+                      f"{1e3 * seconds.mean():.2f}", f"{1e3 * seconds.max():.1f}")
+
+    for name, seconds in windows.compute.items():
+        add(name, seconds)
+    table.add_section()
+    for name, seconds in windows.waits.items():
+        add(f"wait: {name}", seconds)
+    add("exposed: all waits", windows.exposed)
+    add("residual: neither", windows.residual)
+    table.add_section()
+    add("wall", windows.wall)
+    add("communication hidden beside it", windows.hidden)
+    return table
+
+
+def _bytes(windows: Windows) -> Table:
+    """Bytes and communication seconds by part."""
+    table = Table("part sent", "MB per rank", "share", "MB per window", "lane busy, s")
+    total = max(sum(float(sent.sum()) for sent in windows.sent.values()), 1e-9)
+    for name in dict.fromkeys([*windows.sent, *windows.comm]):
+        sent, busy = (parts.get(name, np.zeros(1)) for parts in (windows.sent, windows.comm))
+        table.add_row(escape(name), f"{sent.sum() / 1e6:.2f}", f"{sent.sum() / total:.1%}",
+                      f"{sent.sum() / 1e6 / len(windows.step):.3f}", f"{busy.sum():.2f}")
+    return table
+
+
+def _rows(windows: Windows) -> Table:
+    """Shares of rows in the scopes of whole units."""
+    table = Table("rows of a unit", "mean", "median", "least", "most")
+    rows = windows.rows
+    active = np.where(rows["active"] > 0, rows["active"], np.nan)
+    for name, shares in (
+        ("geometry: may be read / alive", windows.geometry), ("computational: updated / alive", windows.computational),
+        ("published first / updated", rows["urgent"] / active), ("read late / updated", rows["delayed"] / active),
+    ):
+        known = shares[np.isfinite(shares)]
+        values = (known.mean(), np.median(known), known.min(), known.max()) if len(known) else ()
+        table.add_row(name, *([f"{value:.1%}" for value in values] or ["–"] * 4))
+    return table
+
+
+def _window_line(run: Explained, windows: Windows) -> str:
+    batch = run.record.get("batch")
+    speed = f", {windows.samples_per_s(batch):.2f} samples/s" if isinstance(batch, int) else ""
+    return (f"{run.path}: {len(windows.step):,} windows after steps {windows.step[0]:,} to {windows.step[-1]:,} on "
+            f"{windows.seconds.shape[1]} ranks{speed}")
+
+
+def _rank_line(run: Explained, windows: Windows) -> str:
+    idle, skew, processes = windows.idle, windows.skew, run.record.get("processes")
+    shared = isinstance(processes, list) and len(processes) < len(idle)
+    return (f"importance shares are left out: windows keep no gradient of single rows\n"
+            f"outside forward and backward: {idle.min():.1%} to {idle.max():.1%} of a rank's time, of it waiting for "
+            f"slower ranks {skew.min():.1%} to {skew.max():.1%}"
+            + (" (ranks of one process are timed together)" if shared else ""))
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""Pictures of explained runs. matplotlib is imported only when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from odin_jax.explain import ACTIONS, Explained, Windows
+from splat.errors import UserError
+from splat.io.files import atomic_write
+
+BINS = 60  # most columns of the decisions, and points of the running medians
+MEDIAN_OF = 8  # steps, at least, behind a point of a running median
+BLUES = ("#08519c", "#6baed6", "#74c476", "#9ecae1")  # what the compute lane did
+WAIT_COLOURS = {"word": "#9e9ac8", "urgent geometry": "#d62728", "urgent colour": "#ff9896", "rest": "#fdae6b",
+                "whole": "#e6550d", "gate": "#8c6d31"}
+OTHER_WAITS = ("#7b4173", "#ce6dbd", "#a55194")
+RESIDUAL, HIDDEN, EXPOSED = "#bdbdbd", "#31a354", "#e6550d"
+ACTION_COLOURS = {"proceed": "#31a354", "partial": "#6baed6", "delayed": "#9e9ac8", "barrier": "#e6550d"}
+PICTURES = ("waits.png", "decisions.png", "scopes.png", "idle.png")
+
+
+def draw(folder: Path, run: Explained, baseline: Explained | None) -> list[Path]:
+    """Write all pictures of a run with windows into ``folder``; their paths.
+
+    Raises UserError when the folder cannot be written.
+    """
+    windows = run.windows
+    assert windows is not None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; copy the run to where you may write") from error
+    figures = (plot_waits([one for one in (baseline, run) if one is not None]),
+               plot_decisions(windows), plot_scopes(windows), plot_idle(windows))
+    paths = [folder / name for name in PICTURES]
+    for path, figure in zip(paths, figures, strict=True):
+        with atomic_write(path) as file:
+            figure.savefig(file, format="png", dpi=130)
+    return paths
+
+
+def plot_waits(runs: Sequence[Explained]) -> Any:
+    """Where a window's time goes, one bar per run; what stays exposed of the communication (paper Fig. 19)."""
+    figure, (left, right) = _figure(12, 4.6, 2)
+    legend: dict[str, Any] = {}
+    for at, run in enumerate(runs):
+        assert run.windows is not None
+        bottom = 0.0
+        for label, value, colour in _stack(run.windows):
+            legend[label] = left.bar(at, value, 0.6, bottom=bottom, color=colour, label=label)
+            bottom += value
+        bars = (("exposed wait", run.windows.exposed, EXPOSED), ("hidden communication", run.windows.hidden, HIDDEN),
+                ("residual", run.windows.residual, RESIDUAL))
+        for place, (label, seconds, colour) in enumerate(bars):
+            bar = right.bar(at + 0.26 * (place - 1), 1e3 * seconds.mean(), 0.25, color=colour,
+                            label=label if at == 0 else None)
+            right.bar_label(bar, fmt="%.3g", fontsize=8)
+    left.legend([*legend.values()][::-1], [*legend][::-1], fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    right.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
+    titles = ("compute lane of the first process", "what shows of the communication, and what does not")
+    for ax, title in zip((left, right), titles, strict=True):
+        ax.set(title=title, ylabel="mean per window (ms)")
+        ax.set_xticks(range(len(runs)), [run.name for run in runs])
+        ax.set_xlim(-0.7, len(runs) - 0.3)
+    return figure
+
+
+def plot_decisions(windows: Windows) -> Any:
+    """Share of each decision among the windows, over training."""
+    figure, (ax,) = _figure(9, 4, 1)
+    edges, bins = _bins(windows.step, 1)
+    total = np.maximum(np.bincount(bins, minlength=len(edges) - 1), 1)
+    bottom = np.zeros(len(edges) - 1)
+    for action in ACTIONS:
+        taken = windows.action == action
+        share = np.bincount(bins[taken], minlength=len(bottom)) / total
+        label = f"{action}: {int(taken.sum())}"
+        ax.bar(edges[:-1], share, np.diff(edges), bottom, align="edge", color=ACTION_COLOURS[action], label=label)
+        bottom += share
+    ax.set(xlabel="step", ylabel="share of windows", xlim=(edges[0], edges[-1]), ylim=(0, 1),
+           title="Decisions at the validation points")
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def plot_scopes(windows: Windows) -> Any:
+    """Share of the living rows in the scopes of whole units, over training (after paper Fig. 3)."""
+    figure, (ax,) = _figure(9, 4, 1)
+    edges, bins = _bins(windows.step, MEDIAN_OF)
+    lines = (("geometry: the next unit may read", windows.geometry, "#08519c"),
+             ("computational: the unit updated", windows.computational, "#31a354"),
+             ("published before the next unit began", windows.rows["urgent"] / np.maximum(windows.rows["alive"], 1),
+              "#d62728"))
+    for label, share, colour in lines:
+        known = np.isfinite(share)
+        filled = np.unique(bins[known])
+        medians = [np.median(share[known & (bins == at)]) for at in filled]
+        ax.scatter(windows.step[known], share[known], s=9, color=colour, alpha=0.35, linewidths=0)
+        ax.plot((edges[filled] + edges[filled + 1]) / 2, medians, color=colour, label=label)
+    ax.set(xlabel="step", ylabel="share of living rows", ylim=(0, 1.02),
+           title="Scopes of units: every window, and the median")
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def plot_idle(windows: Windows) -> Any:
+    """Share of time that each rank stood idle (paper Fig. 1 bottom): slower ranks, and all else but its views."""
+    figure, (ax,) = _figure(max(5.0, 3 + 0.5 * windows.seconds.shape[1]), 4, 1)
+    ranks = np.arange(windows.seconds.shape[1])
+    skew, idle = windows.skew, windows.idle
+    ax.bar(ranks, 100 * skew, color=EXPOSED, label="waiting for slower ranks")
+    top = ax.bar(ranks, 100 * (idle - skew), bottom=100 * skew, color=RESIDUAL,
+                 label="exchange, updates, host work")
+    ax.bar_label(top, labels=[f"{share:.0%}" for share in idle], fontsize=8)
+    ax.set(xlabel="rank", ylabel="share of time (%)", title="Outside forward and backward", ylim=(0, 105))
+    ax.set_xticks(ranks)
+    ax.legend(fontsize=8)
+    return figure
+
+
+def _stack(windows: Windows) -> list[tuple[str, float, str]]:
+    """(label, mean milliseconds per window, colour) from the bottom up."""
+    blues = zip(windows.compute.items(), BLUES * len(windows.compute), strict=False)
+    spare = iter(OTHER_WAITS * len(windows.waits))
+    parts = [(name, seconds, colour) for (name, seconds), colour in blues]
+    parts += [(f"wait: {name}", seconds, WAIT_COLOURS.get(name) or next(spare))
+              for name, seconds in windows.waits.items()]
+    parts.append(("residual", windows.residual, RESIDUAL))
+    return [(label, 1e3 * float(seconds.mean()), colour) for label, seconds, colour in parts]
+
+
+def _bins(step: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """Edges [m + 1] of at most BINS equal ranges of ``least`` or more steps, and the range of each step [n]."""
+    first, last = int(step.min()), int(step.max()) + 1
+    edges = np.linspace(first, last, max(1, min(BINS, (last - first) // least)) + 1)
+    return edges, np.clip(np.searchsorted(edges, step, side="right") - 1, 0, len(edges) - 2)
+
+
+def _figure(width: float, height: float, columns: int) -> tuple[Any, Any]:
+    """A figure and its axes [columns]."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
