@@ -14,10 +14,12 @@ from splat.io.files import atomic_write
 
 BINS = 60  # most columns of the decisions, and points of the running medians
 MEDIAN_OF = 8  # steps, at least, behind a point of a running median
-BLUES = ("#08519c", "#6baed6", "#74c476", "#9ecae1")  # what the compute lane did
-WAIT_COLOURS = {"word": "#9e9ac8", "urgent geometry": "#d62728", "urgent colour": "#ff9896", "rest": "#fdae6b",
-                "whole": "#e6550d", "gate": "#8c6d31"}
-OTHER_WAITS = ("#7b4173", "#ce6dbd", "#a55194")
+DPI = 100
+COLOURS = {  # of what the compute lane did and waited for, from the bottom of a stack to its top
+    "forward and backward": "#08519c", "window": "#3182bd", "scope": "#6baed6", "update": "#74c476",
+    "wait: word": "#9e9ac8", "wait: gate": "#8c6d31", "wait: urgent geometry": "#d62728",
+    "wait: urgent colour": "#ff9896", "wait: rest": "#fdae6b", "wait: whole": "#e6550d"}
+OTHER = "#7b4173"
 RESIDUAL, HIDDEN, EXPOSED = "#bdbdbd", "#31a354", "#e6550d"
 ACTION_COLOURS = {"proceed": "#31a354", "partial": "#6baed6", "delayed": "#9e9ac8", "barrier": "#e6550d"}
 PICTURES = ("waits.png", "decisions.png", "scopes.png", "idle.png")
@@ -39,29 +41,33 @@ def draw(folder: Path, run: Explained, baseline: Explained | None) -> list[Path]
     paths = [folder / name for name in PICTURES]
     for path, figure in zip(paths, figures, strict=True):
         with atomic_write(path) as file:
-            figure.savefig(file, format="png", dpi=130)
+            figure.savefig(file, format="png", dpi=DPI)
     return paths
 
 
 def plot_waits(runs: Sequence[Explained]) -> Any:
     """Where a window's time goes, one bar per run; what stays exposed of the communication (paper Fig. 19)."""
     figure, (left, right) = _figure(12, 4.6, 2)
-    legend: dict[str, Any] = {}
+    stacks = [_stack(run.windows) for run in runs if run.windows is not None]
+    labels = sorted({label for stack in stacks for label in stack}, key=_height)
+    for at, stack in enumerate(stacks):
+        bottom = 0.0
+        for label in labels:
+            left.bar(at, stack.get(label, 0.0), 0.6, bottom=bottom, color=_colour(label),
+                     label=label if at == 0 else None)
+            bottom += stack.get(label, 0.0)
     for at, run in enumerate(runs):
         assert run.windows is not None
-        bottom = 0.0
-        for label, value, colour in _stack(run.windows):
-            legend[label] = left.bar(at, value, 0.6, bottom=bottom, color=colour, label=label)
-            bottom += value
-        bars = (("exposed wait", run.windows.exposed, EXPOSED), ("hidden communication", run.windows.hidden, HIDDEN),
+        bars = (("exposed wait", run.windows.exposed, EXPOSED),
+                ("communication not waited for", run.windows.hidden, HIDDEN),
                 ("residual", run.windows.residual, RESIDUAL))
         for place, (label, seconds, colour) in enumerate(bars):
             bar = right.bar(at + 0.26 * (place - 1), 1e3 * seconds.mean(), 0.25, color=colour,
                             label=label if at == 0 else None)
             right.bar_label(bar, fmt="%.3g", fontsize=8)
-    left.legend([*legend.values()][::-1], [*legend][::-1], fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    left.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     right.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
-    titles = ("compute lane of the first process", "what shows of the communication, and what does not")
+    titles = ("compute lane of the first process", "communication: waited for or not")
     for ax, title in zip((left, right), titles, strict=True):
         ax.set(title=title, ylabel="mean per window (ms)")
         ax.set_xticks(range(len(runs)), [run.name for run in runs])
@@ -122,15 +128,21 @@ def plot_idle(windows: Windows) -> Any:
     return figure
 
 
-def _stack(windows: Windows) -> list[tuple[str, float, str]]:
-    """(label, mean milliseconds per window, colour) from the bottom up."""
-    blues = zip(windows.compute.items(), BLUES * len(windows.compute), strict=False)
-    spare = iter(OTHER_WAITS * len(windows.waits))
-    parts = [(name, seconds, colour) for (name, seconds), colour in blues]
-    parts += [(f"wait: {name}", seconds, WAIT_COLOURS.get(name) or next(spare))
-              for name, seconds in windows.waits.items()]
-    parts.append(("residual", windows.residual, RESIDUAL))
-    return [(label, 1e3 * float(seconds.mean()), colour) for label, seconds, colour in parts]
+def _stack(windows: Windows) -> dict[str, float]:
+    """Mean milliseconds per window of all that makes up the wall time."""
+    parts = {**windows.compute, **{f"wait: {name}": seconds for name, seconds in windows.waits.items()},
+             "residual": windows.residual}
+    return {label: 1e3 * float(seconds.mean()) for label, seconds in parts.items()}
+
+
+def _height(label: str) -> tuple[int, str]:
+    """Sorts the parts of a stack: those of COLOURS, others by name, and the residual on top."""
+    known = [*COLOURS]
+    return (known.index(label) if label in COLOURS else len(known) + (label == "residual"), label)
+
+
+def _colour(label: str) -> str:
+    return RESIDUAL if label == "residual" else COLOURS.get(label, OTHER)
 
 
 def _bins(step: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:

@@ -106,7 +106,7 @@ def _waits(windows: Windows) -> Table:
     add("residual: neither", windows.residual)
     table.add_section()
     add("wall", windows.wall)
-    add("communication hidden beside it", windows.hidden)
+    add("communication not waited for", windows.hidden)
     return table
 
 
