@@ -45,6 +45,7 @@ class DataParallel:
             programs, self._executor, admission, placed, position.step, config.path == "sync-dense")
         self._settled = placement.one_device(ranks, pipeline, placed)
         self._gaussians = living(self._settled)
+        self._open_rooms()
         self._masked, self._stop = has_masks(scene), False
 
     def start(self, step: int, stop: bool) -> Started:
@@ -85,6 +86,12 @@ class DataParallel:
         photos = [self._scene.photos[self._scene.train[view]] for view in views]
         return views[np.lexsort(([photo.height for photo in photos], [photo.width for photo in photos]))]
 
+    def _open_rooms(self) -> None:
+        """Rooms for every size of photo, now that the state is at hand: the updates of later units use it up."""
+        photos = [self._scene.photos[index] for index in self._scene.train]
+        for size in sorted({(photo.width, photo.height) for photo in photos} - set(self._rooms.rooms)):
+            open_room(self._rooms, size, self._pipeline, self._settled, self._scene)
+
     def _unit(self, step: int, views: np.ndarray) -> Unit:
         """The views of this process's ranks on their devices; all ranks' views are alike in shape, place by place."""
         indices = [[self._scene.train[view] for view in of_rank] for of_rank in views]
@@ -96,8 +103,8 @@ class DataParallel:
             loaded = self._feed.views(step, placed)
             parts.append(tuple(shape.shaped(view) for shape, view in zip(shapes, loaded, strict=True)))
         size = largest(parts[0])
-        if size not in self._rooms.rooms:
-            open_room(self._rooms, size, self._pipeline, self._settled, self._scene)
+        if size not in self._rooms.rooms:  # the common shape of unlike photos
+            self._rooms.open(size, max(self._rooms.seen.values()))
         return Unit(step, self._ranks.own(parts), size)
 
     def _numbers(self, window: Window | None) -> StepNumbers | None:
