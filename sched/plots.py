@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sched.errors import PlanError
 from sched.plan import Plan
 from sched.rlg import Rlg
 from sched.simulate import Span, Timeline
@@ -34,11 +35,15 @@ def _figure(width: float, height: float, columns: int = 1):
     return pyplot.subplots(1, columns, figsize=(width, height), layout="constrained")
 
 
-def _save(figure, path: Path) -> None:
+def save_figure(figure, path: Path) -> None:
+    """Write a figure as PNG and close it. Raises PlanError when the file cannot be written."""
     from matplotlib import pyplot
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise PlanError(f"--plot: {path} cannot be written ({error.strerror}); choose another place") from error
     pyplot.close(figure)
 
 
@@ -85,7 +90,7 @@ def plot_graph(path: Path, plan: Plan, rlg: Rlg, centres: np.ndarray) -> None:
         title=f"Locality graph: {len(upper)} of {plan.stats.edges} edges drawn, the strongest",
     )
     ax.legend(loc="best", fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_coupling(path: Path, plan: Plan, rlg: Rlg) -> None:
@@ -128,7 +133,7 @@ def plot_coupling(path: Path, plan: Plan, rlg: Rlg) -> None:
             axes[1].add_patch(Rectangle(corner, *sides, fill=False, edgecolor="#1f77b4", linewidth=0.8))
     figure.colorbar(drawn, ax=list(axes), label="coupling w (Jaccard similarity of tracks)")
     figure.suptitle(f"Coupling matrix, {plan.options.batch} views per unit")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_timeline(path: Path, timelines: list[Timeline], ranks: int, shown_units: int = 8) -> None:
@@ -170,7 +175,7 @@ def plot_timeline(path: Path, timelines: list[Timeline], ranks: int, shown_units
         loc="outside right upper",
         fontsize=9,
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _bar(ax, span: Span, ranks: int) -> None:

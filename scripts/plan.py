@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,8 +102,11 @@ def read_capture(path: Path, test_every: int, images: str | None = None) -> Capt
     ``images`` is the folder of photos inside a COLMAP scene; None: the usual ones.
     """
     if path.suffix == ".npz" and path.is_file():
-        with np.load(path) as data:
-            tracks_only = "head" not in data
+        try:
+            with np.load(path) as data:
+                tracks_only = "head" not in data
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise PlanError(f"{path}: cannot be read as .npz ({error}); copy it again") from error
         if tracks_only:
             return load_tracks(path)
     return training_capture(load_scene(path, test_every=test_every, images=images))

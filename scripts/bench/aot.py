@@ -18,6 +18,9 @@ from pathlib import Path
 
 import tyro
 
+import odin_jax  # noqa: F401 makes `sched` this project's scheduler
+from sched.errors import PlanError
+
 SWEEP = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 PAPER = dict(zip(SWEEP, (0.013, 0.028, 0.161, 0.464, 1.673, 9.450), strict=True))  # Table 3, Xeon 6462C
 
@@ -37,6 +40,11 @@ class AotBench:
 def main(argv: list[str]) -> int:
     """Run the sweep; 0 on success."""
     config = tyro.cli(AotBench, args=argv)
+    if min((*config.images, config.observations, config.repeats, config.batch), default=0) < 1 or not config.images:
+        raise PlanError(f"--images {' '.join(map(str, config.images))} --observations {config.observations} --batch "
+                        f"{config.batch} --repeats {config.repeats}: all must be at least 1")
+    if config.batch > min(config.images):
+        raise PlanError(f"--batch {config.batch} is larger than --images {min(config.images)}; lower it")
     if config.worker:
         print(json.dumps(_measure(config)))
         return 0
@@ -82,7 +90,6 @@ def _in_process(config: AotBench, images: int) -> dict:
 
 
 def _measure(config: AotBench) -> dict:
-    import odin_jax  # noqa: F401 makes `sched` this project's scheduler
     from sched.build import make_plan, survey
     from sched.plan import PlanOptions
     from sched.synthetic import city_capture
@@ -123,6 +130,8 @@ def _plot(path: Path, rows: list[dict], exponent: float | None) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    from sched.plots import save_figure
+
     figure, ax = pyplot.subplots(figsize=(7.5, 5), layout="constrained")
     images = [row["images"] for row in rows]
     slope = "" if exponent is None else f", exponent {exponent:.2f}"
@@ -139,8 +148,7 @@ def _plot(path: Path, rows: list[dict], exponent: float | None) -> None:
     ax.set(xlabel="images", ylabel="time (s)", title="Ahead-of-time planning from track metadata")
     ax.grid(True, which="both", alpha=0.3)
     ax.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

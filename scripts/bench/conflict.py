@@ -23,6 +23,7 @@ from sched.errors import PlanError
 from sched.geometry import in_frusta
 from sched.order import random_order
 from sched.plan import PlanOptions
+from sched.plots import save_figure
 from scripts.plan import read_capture
 
 DEFAULTS = PlanOptions()
@@ -44,6 +45,8 @@ class ConflictBench:
 def main(argv: list[str]) -> int:
     """Measure each batch size; 0 on success."""
     config = tyro.cli(ConflictBench, args=argv)
+    if not config.batch:
+        raise PlanError("--batch names no size; give one or more, e.g. --batch 2 4 8")
     capture = read_capture(config.scene, test_every=0)
     if capture.cameras is None or capture.points is None:
         raise PlanError(
@@ -105,8 +108,7 @@ def _plot(path: Path, name: str, rows: list[dict]) -> None:
         title=f"{name}: conflict between neighbouring units",
     )
     ax.legend(loc="upper center", ncols=3, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ def measure(config: RenderBench) -> dict[str, Any]:
     photo = photos[config.view]
     camera = Camera(jnp.asarray(photo.view, jnp.float32), jnp.asarray(photo.intrinsics, jnp.float32),
                     photo.width, photo.height)
+    if (config.width is None) != (config.height is None) or min(config.width or 1, config.height or 1) < 1:
+        raise UserError(f"--width {config.width} --height {config.height}: give both, each at least 1")
     if config.width and config.height:
         camera = resized(camera, config.width, config.height)
     pairs = int(count_pairs(gaussians, camera)[1])

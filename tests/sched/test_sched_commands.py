@@ -10,10 +10,12 @@ import pytest
 
 import scripts.bench.aot
 import scripts.bench.conflict
+import scripts.plan
 from odin_jax.cli import main as odin
 from odin_jax.planning import training_capture
 from sched.errors import PlanError
 from sched.plan_file import load_plan
+from sched.plots import _figure, save_figure
 from sched.synthetic import city_capture
 from splat.scene.load import load_scene
 
@@ -127,3 +129,29 @@ def test_scheduling_leaves_little_conflict_on_real_captures(scenes_dir, capsys, 
     assert row["scheduled"] <= at_most
     assert row["scheduled"] <= row["greedy"] < row["random"]
     assert max(row["group_sizes"]) - min(row["group_sizes"]) <= batch
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--images", "0"], "all must be at least 1"),
+        (["--images", "10", "--repeats", "0"], "all must be at least 1"),
+        (["--images", "10", "--batch", "20"], "--batch 20 is larger than --images 10"),
+    ],
+)
+def test_sizes_that_cannot_be_planned_are_refused_before_a_process_is_started(argv, words):
+    with pytest.raises(PlanError, match=words):
+        scripts.bench.aot.main(argv)
+
+
+def test_a_plot_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(PlanError, match="--plot: .*x.png cannot be written"):
+        save_figure(_figure(2, 2)[0], tmp_path / "file" / "x.png")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04junk", b"hello"])
+def test_a_broken_npz_is_one_line(tmp_path, content):
+    (tmp_path / "tracks.npz").write_bytes(content)
+    with pytest.raises(PlanError, match=r"tracks\.npz: cannot be read as \.npz"):
+        scripts.plan.read_capture(tmp_path / "tracks.npz", 8)
