@@ -144,6 +144,7 @@ def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[
         return None
     if resume == "auto":
         changed = differences(earlier, resolved) if earlier and held else []
+        changed.sort(key=lambda line: "." in line.partition(":")[0])  # what was given before what follows from it
         if changed:
             raise UserError(f"--out {run.path} holds a run with another configuration "
                             f"({'; '.join(changed[:4])}); choose another folder, or give --resume {run.path} "
@@ -151,6 +152,9 @@ def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[
         steps = steps_in(run.checkpoints)
         return (run.checkpoints, steps[-1]) if steps else None
     source, step = _named_checkpoint(Path(resume))
+    if step > resolved["iterations"]:
+        raise UserError(f"--iterations {resolved['iterations']}: {source / str(step)} has gone further already; give "
+                        "more iterations or an earlier checkpoint")
     if held and source.resolve() != run.checkpoints.resolve():
         raise UserError(
             f"--out {run.path} holds the results of another run than --resume {resume}; choose another folder"

@@ -54,6 +54,19 @@ def test_another_configuration_is_refused_with_the_field(held, change):
         start_point(held, "auto", {**CONFIG, **change})
 
 
+def test_what_the_user_changed_is_named_before_what_follows_from_it(held):
+    changes = {"seed": 1, "gs3d": {"antialias": True, "a": 1, "b": 2, "c": 3}}
+    with pytest.raises(UserError, match=r"configuration \(seed: 0 → 1"):
+        start_point(held, "auto", {**CONFIG, **changes})
+
+
+def test_a_named_checkpoint_beyond_the_last_iteration_is_refused(held, tmp_path):
+    new = RunFolder(tmp_path / "new")
+    with pytest.raises(UserError, match=r"--iterations 7: .*10 has gone further already"):
+        start_point(new, str(held.path), {**CONFIG, "iterations": 7})
+    assert start_point(new, str(held.checkpoints / "5"), {**CONFIG, "iterations": 7}) == (held.checkpoints, 5)
+
+
 def test_never_refuses_results(held):
     with pytest.raises(UserError, match="--resume never"):
         start_point(held, "never", CONFIG)

@@ -146,7 +146,7 @@ def test_sizes_that_cannot_be_planned_are_refused_before_a_process_is_started(ar
 
 def test_a_plot_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(PlanError, match="--plot: .*x.png cannot be written"):
+    with pytest.raises(PlanError, match=r"--plot: .*x\.png cannot be written"):
         save_figure(_figure(2, 2)[0], tmp_path / "file" / "x.png")
 
 
