@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import jax
+
+from splat.errors import UserError
 
 MIN_COMPILE_S = 0.3  # programs that compile faster are not worth a file
 
@@ -16,8 +19,21 @@ def default_folder() -> Path:
 
 
 def enable(folder: Path | None) -> None:
-    """Keep compiled programs in ``folder``; None: in JAX_COMPILATION_CACHE_DIR, else the user's cache."""
+    """Keep compiled programs in ``folder``; None: in JAX_COMPILATION_CACHE_DIR, else the user's cache.
+
+    Raises UserError when ``folder`` cannot be written to; where it was not given, nothing is kept, with a note.
+    """
     chosen = folder or Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or default_folder())
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=chosen).close()
+    except OSError as error:
+        if folder is not None:
+            raise UserError(f"--cache-dir {folder} cannot be written to ({error.strerror}); choose another") from error
+        print(f"note: {chosen} cannot be written to ({error.strerror}); compiled programs are not kept, --cache-dir "
+              "names another place")
+        jax.config.update("jax_compilation_cache_dir", None)
+        return
     jax.config.update("jax_compilation_cache_dir", str(chosen))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -173,12 +173,19 @@ class Programs:
 
         return self.program("lists", run, (SAME, SAME), SAME)
 
-    def collect(self, fields: tuple[str, ...], length: int):
-        """(grads, list, first row) → sums of a piece of the list."""
+    def stage(self, fields: tuple[str, ...], length: int):
+        """(grads, list, first row) → each rank's gradients of a piece of the list."""
         def run(grads, rows, first):
-            return publish.collect(grads, _piece(rows, first, length), fields, self.exchange)
+            return publish.stage(grads, _piece(rows, first, length), fields)
 
-        return self.program(("collect", fields, length), run, (OWN, SAME, SAME), SAME)
+        return self.program(("stage", fields, length), run, (OWN, SAME, SAME), OWN)
+
+    def total(self):
+        """A staged piece → its sum over ranks."""
+        def run(staged):
+            return exchange.total(staged, self.exchange)
+
+        return self.program("total", run, (OWN,), SAME)
 
     def apply(self, fields: tuple[str, ...], length: int):
         """(state, list, first row, sums, visible, inputs) → state; uses the state up."""

@@ -153,7 +153,7 @@ class Fused:
         if room == 0:
             return state
         indices = stages.row_list(rows, room)
-        summed = publish.collect(grads, indices, fields, self._programs.exchange)
+        summed = exchange.total(publish.stage(grads, indices, fields), self._programs.exchange)
         return publish.apply(self._pipeline, state, indices, summed, fields, visible, inputs)
 
     def _window(self, room: int, urgent_room: int, rest_room: int) -> Any:
@@ -167,11 +167,11 @@ class Fused:
             if rest_room == 0:
                 return state, produced, None
             indices = stages.row_list(active & ~urgent, rest_room)
-            summed = publish.collect(grads, indices, self._fields, self._programs.exchange)
+            summed = exchange.total(publish.stage(grads, indices, self._fields), self._programs.exchange)
             produced, summed = jax.lax.optimization_barrier((produced, summed))
             late = indices, publish.parameters(self._pipeline, state, indices)
             state = publish.apply(self._pipeline, state, indices, summed, self._fields, visible, inputs)
             return state, produced, late
 
         ins = (kinds, OWN, SAME, SAME, SAME, SAME, OWN, SAME)
-        return self._programs.program(("window", room, urgent_room, rest_room), run, ins, (kinds, OWN, SAME), (0,))
+        return self._programs.program(("window", room, urgent_room, rest_room), run, ins, (kinds, OWN, SAME), (0, 1))

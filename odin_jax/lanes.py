@@ -55,6 +55,7 @@ class Lanes:
         self._lane = ThreadPoolExecutor(1, thread_name_prefix="communication")
         self._running: _Running | None = None
         self._ranks, self._seconds = programs.ranks, 0.0
+        self._staged: list[Any] = []  # pieces that are being copied out of the gradients
 
     def start(self, state: Any, unit: Unit) -> None:
         self._compute(state, unit, None)
@@ -65,6 +66,7 @@ class Lanes:
                   for name, fields in (("urgent geometry", self._geometry), ("urgent colour", self._colour))]
         rest = self._send(pending, "rest", others, self._geometry + self._colour, pending.rest_count)
         state = self._settle(state, pending)
+        self._let_go(pending.produced.grads)
         for part in urgent:
             state = self._receive(state, part)
         self._compute(state, unit, rest)
@@ -72,7 +74,9 @@ class Lanes:
     def publish(self, state: Any, pending: Publication) -> Any:
         _, rows = self._programs.lists()(pending.active, pending.urgent)
         part = self._send(pending, "whole", rows, self._geometry + self._colour, pending.rest_count)
-        state = self._receive(self._settle(state, pending), part)
+        state = self._settle(state, pending)
+        self._let_go(pending.produced.grads)
+        state = self._receive(state, part)
         start = time.perf_counter()
         jax.block_until_ready(state)
         self.times.span(COMPUTE, pending.unit, "update", start)
@@ -128,11 +132,20 @@ class Lanes:
         wide = sum(width(getattr(grads, field), 2) for field in fields)
         sent = []
         for first, length in pieces(count):
-            run = partial(self._programs.collect(fields, length), grads, rows, scalar(first))
+            staged = self._programs.stage(fields, length)(grads, rows, scalar(first))
+            run = partial(self._programs.total(), staged)
             sent.append((first, length, self._lane.submit(self._timed, pending.unit, name, run)))
+            self._staged.append(staged)
             self.times.sent[name] = self.times.sent.get(name, 0) + exchange.bytes_of_total(
                 length, wide, self._ranks.count)
         return _Part(name, pending, fields, rows, sent)
+
+    def _let_go(self, grads: Any) -> None:
+        """Free a unit's gradients: what travels of them is staged, so that two units never hold all their rows."""
+        jax.block_until_ready(self._staged)
+        self._staged.clear()
+        for leaf in jax.tree.leaves(grads):
+            leaf.delete()
 
     def _receive(self, state: Any, part: _Part) -> Any:
         """The state with the update of a part, waiting for its pieces as they come."""

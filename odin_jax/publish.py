@@ -2,7 +2,7 @@
 
 A unit A has a gradient in the rows C_A. All others take the same step with a zero gradient, which every rank can make
 alone (``settle``). Of C_A the *urgent* rows, those that the next unit reads, travel first, geometry before colour; the
-*rest* travels while the next unit computes. A part is the sum over ranks of a list of rows (``collect``) and the
+*rest* travels while the next unit computes. A part is the sum over ranks of a list of rows (``stage``) and the
 optimizer step of these rows (``apply``). As the step is element-wise and compiled apart from what stands around it, the
 parts in any order give the bits of the whole.
 """
@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from odin_jax import exchange
 from odin_jax.stages import Produced
 from sched.hazards import Rows
 from splat.apart import apart
@@ -84,11 +83,11 @@ def settle(pipeline: Any, state: Any, active: Rows, visible: Rows, inputs: StepI
     return pipeline.with_rows(state, apart(step, inputs.count >= 0, rows, waits, seen, inputs), inputs)
 
 
-def collect(grads: Any, indices: jax.Array, fields: tuple[str, ...], kind: str) -> jax.Array:
-    """[M, F] sum over ranks of the gradients of the listed rows [M] in ``fields``, side by side; padding gives zero."""
+def stage(grads: Any, indices: jax.Array, fields: tuple[str, ...]) -> jax.Array:
+    """[M, F] this rank's gradients of the listed rows [M] in ``fields``, side by side; padding gives zero."""
     parts = [getattr(grads, name).at[indices].get(mode="fill", fill_value=0).reshape(len(indices), -1)
              for name in fields]
-    return exchange.total(jnp.concatenate(parts, axis=1), kind)
+    return jnp.concatenate(parts, axis=1)
 
 
 def apply(pipeline: Any, state: Any, indices: jax.Array, summed: jax.Array, fields: tuple[str, ...], visible: Rows,
