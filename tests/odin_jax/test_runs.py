@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
-from odin_jax import train_config
+from odin_jax import cache, train_config
 from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
 from odin_jax.session import summary_line
 from odin_jax.train_config import TrainConfig
@@ -155,3 +156,19 @@ def test_a_process_that_has_read_a_colmap_model_is_ended_without_a_dump():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGTERM
     assert done.stderr == ""
+
+
+def test_a_cache_that_cannot_be_written_is_refused_where_it_was_asked_for_and_else_left_out(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--cache-dir .*file/x cannot be written to"):
+        cache.enable(tmp_path / "file" / "x")
+    before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file" / "x"))
+    try:
+        cache.enable(None)
+        assert jax.config.jax_compilation_cache_dir is None  # type: ignore[attr-defined]
+        assert capsys.readouterr().out.startswith("note: ")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
