@@ -162,7 +162,7 @@ def test_a_cache_that_cannot_be_written_is_refused_where_it_was_asked_for_and_el
     tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--cache-dir .*file/x cannot be written to"):
+    with pytest.raises(UserError, match=r"--cache-dir .*file/x cannot be written to"):
         cache.enable(tmp_path / "file" / "x")
     before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file" / "x"))
