@@ -28,6 +28,8 @@ from splat.errors import UserError
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error it also raises, or can do without
 LONGEST = 240  # characters of a reason that are shown
+# The first process reads and writes for all: no other one takes part, nor waits.
+ALONE = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}, barrier_sync_key_prefix="first")
 SUMS = "crc32"  # entry of the JSON part: checksum by array name, and under "" that of the rest
 
 
@@ -51,13 +53,9 @@ class Checkpoints:
         _hush_late_io()
         self.folder = folder
         policy = ocp.checkpoint_managers.LatestN(keep)
-        # The first process writes for all: no other one takes part, nor waits.
-        alone = ocp.options.MultiprocessingOptions(
-            primary_host=0, active_processes={0}, barrier_sync_key_prefix="first"
-        )
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=True,
-            multiprocessing_options=alone, create=False,
+            multiprocessing_options=ALONE, create=False,
         )
         folder.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
@@ -90,7 +88,7 @@ class Checkpoints:
 
 def read(folder: Path, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """(arrays by name, meta) of one checkpoint. Raises UserError when it cannot be read or has changed."""
-    options = ocp.CheckpointManagerOptions(read_only=True)
+    options = ocp.CheckpointManagerOptions(read_only=True, multiprocessing_options=ALONE, create=False)
     parts: dict[str, Any] = {"state": ocp.args.StandardRestore(), "meta": ocp.args.JsonRestore()}
     _hush_late_io()
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tyro
 
-from odin_jax.runs import write_json
+from odin_jax.runs import read_json, write_json
 from scripts.bench.hostlab import hostlab
 from splat.errors import UserError
 
@@ -100,7 +100,7 @@ def _measured(config: OverlapConfig, start: Path, path: str, mbit: float, name: 
     """Train from the common start; medians over the windows of the run."""
     out = config.out / name
     if not (out / "record.json").exists():
-        first = json.loads((start / "record.json").read_text())["iterations"]
+        first = read_json(start / "record.json")["iterations"]
         _train(config, out, mbit, first + config.iterations, "--path", path, "--tau", str(config.tau), "--resume",
                str(start), "--gs3d.densify-until", "1")
     return numbers(out, config.skip)
