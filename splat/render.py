@@ -18,6 +18,7 @@ from splat.gaussians import Gaussians
 from splat.options import RenderOptions
 from splat.projection import project
 from splat.raster.blend import blend
+from splat.raster.settings import COARSE_TILE, tile_side
 from splat.shapes import check_inputs
 
 PAIRS_PER_ROW = 16  # room for tile-row pairs per primitive where they cannot be counted beforehand
@@ -45,9 +46,10 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
     ``alive`` [N] bool masks rows that are only capacity. ``sh_degree`` 0..3 may be traced. A ``shard_map`` around it
     needs ``check_vma=False``.
 
-    Room for tile-row pairs is ``options.pair_capacity``. Left at None it is counted when the inputs are concrete and
-    ``16·N`` under a transformation. Where it does not suffice nothing is dropped: the outputs become NaN and
-    ``overflow`` is set, so that the step can be repeated with a larger one.
+    Room for tile-row pairs is ``options.pair_capacity``. Left at None it is counted when the inputs are concrete; under
+    a transformation it is ``16·N``, with small images cut into coarser tiles, which need fewer pairs. Where it does not
+    suffice nothing is dropped: the outputs become NaN and ``overflow`` is set, so that the step can be repeated with a
+    larger one.
 
     Raises UserError without rows, for arrays of another shape or kind than stated, and where a row that is alive or
     the camera holds a number that is not finite and the numbers are concrete; under a transformation they cannot be
@@ -62,17 +64,20 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
     check_size(camera)
     if is_concrete(camera):
         check_camera(camera)
+    side = tile_side(camera.width, camera.height)
     if options.pair_capacity is None:
-        options = dataclasses.replace(options, pair_capacity=_capacity(gaussians, camera, alive, options))
-    return _render(gaussians, camera, alive, background, sh_degree, probe, options)
+        counted = is_concrete((gaussians, camera, alive))
+        room = _counted(gaussians, camera, alive, options) if counted else max(PAIRS_PER_ROW * gaussians.count, 4096)
+        options, side = dataclasses.replace(options, pair_capacity=room), side if counted else COARSE_TILE
+    return _render(gaussians, camera, alive, background, sh_degree, probe, options, side)
 
 
 # One compiled program where the caller has none; inlined into the caller's where they do.
-@functools.partial(jax.jit, static_argnames="options", inline=True)
+@functools.partial(jax.jit, static_argnames=("options", "side"), inline=True)
 def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, background: jax.Array | None,
-            sh_degree: int | jax.Array, probe: jax.Array | None, options: RenderOptions) -> RenderOutput:
+            sh_degree: int | jax.Array, probe: jax.Array | None, options: RenderOptions, side: int) -> RenderOutput:
     proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
-    lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1)
+    lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1, side)
     blended: Any = blend(proj.geometry, proj.features, lists, camera.width, camera.height)
     out = jnp.where(lists.overflow, jnp.nan, blended)
     image, depth, alpha = out[..., :3], out[..., 3], out[..., 4]
@@ -84,12 +89,12 @@ def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, backg
 
 def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
                 options: RenderOptions | None = None) -> tuple[jax.Array, jax.Array]:
-    """([N] bool rows that the renderer touches in this view, [] int32 tile-row pairs it lists).
+    """([N] bool rows that the renderer touches in this view, [] int32 tile-row pairs it needs room for).
 
     The scope of a view on the state as it stands (design §6), with the renderer's own test.
     """
     proj = project(gaussians, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions())
-    return tiles.count(proj, camera.width, camera.height)
+    return tiles.count(proj, camera.width, camera.height, tile_side(camera.width, camera.height))
 
 
 _count_pairs = jax.jit(count_pairs, static_argnames=("options",))
@@ -103,8 +108,6 @@ def pair_bucket(pairs: int) -> int:
     return size
 
 
-def _capacity(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, options: RenderOptions) -> int:
-    if not is_concrete((gaussians, camera, alive)):
-        return max(PAIRS_PER_ROW * gaussians.count, 4096)
+def _counted(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, options: RenderOptions) -> int:
     with jax.ensure_compile_time_eval():
         return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, options=options)[1]))

@@ -16,7 +16,6 @@ from flax import struct
 from splat.columns import columns, stack
 from splat.projection import MIN_ALPHA, Projected
 
-TILE = 16  # side of a tile in pixels; a wider one wastes responses, a smaller one multiplies list entries
 SLACK = 1e-3  # pixels added to a footprint so that rounding never drops a pixel that reaches 1/255
 
 
@@ -25,6 +24,7 @@ class Grid(NamedTuple):
 
     columns: int
     rows: int
+    side: int  # of a tile, pixels
 
     @property
     def count(self) -> int:
@@ -40,6 +40,7 @@ class TileLists:
     starts: jax.Array  # [tiles + 1] int32
     pairs: jax.Array  # [] int32, slots needed
     overflow: jax.Array  # [] bool, more slots needed than there are: the lists are incomplete
+    grid: Grid = struct.field(pytree_node=False)
 
 
 class _Strips(NamedTuple):
@@ -49,9 +50,9 @@ class _Strips(NamedTuple):
     count: jax.Array
 
 
-def grid_of(width: int, height: int) -> Grid:
-    """The tile grid that covers an image of the given size in pixels."""
-    return Grid(-(-width // TILE), -(-height // TILE))
+def grid_of(width: int, height: int, side: int) -> Grid:
+    """The grid of tiles of ``side`` pixels that covers an image of the given size in pixels."""
+    return Grid(-(-width // side), -(-height // side), side)
 
 
 def footprint(proj: Projected) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -82,14 +83,15 @@ def _last(edge: jax.Array, size: int) -> jax.Array:
     return jnp.clip(jnp.floor(edge - 0.5), -1, size - 1).astype(jnp.int32)
 
 
-def _tile_rows(proj: Projected, shown: jax.Array, height: int) -> _Strips:
+def _tile_rows(proj: Projected, shown: jax.Array, height: int, side: int) -> _Strips:
     _, _, half_y = footprint(proj)
-    first = _first(proj.geometry[:, 1] - half_y, height) // TILE
-    last = _last(proj.geometry[:, 1] + half_y, height) // TILE
+    first = _first(proj.geometry[:, 1] - half_y, height) // side
+    last = _last(proj.geometry[:, 1] + half_y, height) // side
     return _Strips(first, jnp.where(shown, last - first + 1, 0))
 
 
-def _span(packed: jax.Array, tile_row: jax.Array, width: int, height: int) -> tuple[jax.Array, jax.Array]:
+def _span(packed: jax.Array, tile_row: jax.Array, width: int, height: int,
+          side: int) -> tuple[jax.Array, jax.Array]:
     """First and last tile column that a footprint reaches within one tile row; none: last = first − 1.
 
     The rightmost point of the ellipse lies at dy = half_x·Σxy/Σxx; over a strip of pixel centres the extreme is there
@@ -97,8 +99,8 @@ def _span(packed: jax.Array, tile_row: jax.Array, width: int, height: int) -> tu
     """
     mx, my, xx, xy, yy, level = (packed[:, i] for i in range(6))
     half_x, half_y = jnp.sqrt(level * xx), jnp.sqrt(level * yy)
-    low = jnp.maximum(tile_row * TILE + 0.5 - my, -half_y)
-    high = jnp.minimum(jnp.minimum(tile_row * TILE + TILE, height) - 0.5 - my, half_y)
+    low = jnp.maximum(tile_row * side + 0.5 - my, -half_y)
+    high = jnp.minimum(jnp.minimum(tile_row * side + side, height) - 0.5 - my, half_y)
     turn = half_x * xy / xx
     lean = xy / yy
     thickness = jnp.maximum(xx - xy * lean, 0.0) / yy
@@ -109,7 +111,7 @@ def _span(packed: jax.Array, tile_row: jax.Array, width: int, height: int) -> tu
         return mx + lean * dy + sign * (jnp.sqrt(room * thickness) + SLACK)
 
     first, last = _first(edge(-1.0), width), _last(edge(1.0), width)
-    return first // TILE, jnp.where(first <= last, last // TILE, first // TILE - 1)
+    return first // side, jnp.where(first <= last, last // side, first // side - 1)
 
 
 def _owners(counts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -122,17 +124,20 @@ def _owners(counts: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax
     return owner, jnp.arange(capacity, dtype=jnp.int32) - begins[owner], ends[-1]
 
 
-def build(proj: Projected, width: int, height: int, capacity: int) -> TileLists:
-    """Bin footprints into tiles, each list ordered by float32 depth with ties in row order (spec §1.2)."""
-    grid, n = grid_of(width, height), proj.valid.shape[0]
+def build(proj: Projected, width: int, height: int, capacity: int, side: int) -> TileLists:
+    """Bin footprints into tiles, each list ordered by float32 depth with ties in row order (spec §1.2).
+
+    ``width``, ``height`` of the image and ``side`` of a tile are in pixels; the lists have ``capacity`` slots.
+    """
+    grid, n = grid_of(width, height, side), proj.valid.shape[0]
     shown = touched(proj, width, height)
     order = _by_depth(proj.features[:, -1], shown)
     level, _, _ = footprint(proj)
     table = stack((*columns(proj.geometry)[:2], *proj.covariance, jnp.maximum(level, 0.0)))[order]
-    strips = jax.tree.map(lambda x: x[order], _tile_rows(proj, shown, height))
+    strips = jax.tree.map(lambda x: x[order], _tile_rows(proj, shown, height, side))
     rank, place, n_strips = _owners(strips.count, capacity)
     tile_row = strips.first[rank] + place
-    left, right = _span(table[rank], tile_row, width, height)
+    left, right = _span(table[rank], tile_row, width, height, side)
     used = jnp.arange(capacity) < n_strips
     strip, column, n_pairs = _owners(jnp.where(used, jnp.maximum(right - left + 1, 0), 0), capacity)
     filled = jnp.arange(capacity) < n_pairs
@@ -141,18 +146,18 @@ def build(proj: Projected, width: int, height: int, capacity: int) -> TileLists:
     rows = jnp.where(filled, order[jnp.minimum(rows, n - 1)], n)
     starts = jnp.searchsorted(tiles, jnp.arange(grid.count + 1, dtype=tiles.dtype)).astype(jnp.int32)
     needed = jnp.maximum(n_strips, n_pairs).astype(jnp.int32)
-    return TileLists(rows.astype(jnp.int32), starts, needed, needed > capacity)
+    return TileLists(rows.astype(jnp.int32), starts, needed, needed > capacity, grid)
 
 
-def count(proj: Projected, width: int, height: int) -> tuple[jax.Array, jax.Array]:
+def count(proj: Projected, width: int, height: int, side: int) -> tuple[jax.Array, jax.Array]:
     """([N] bool rows touched, [] int32 slots that :func:`build` needs), without any static capacity."""
     shown = touched(proj, width, height)
     level, _, _ = footprint(proj)
     table = stack((*columns(proj.geometry)[:2], *proj.covariance, jnp.maximum(level, 0.0)))
-    strips = _tile_rows(proj, shown, height)
+    strips = _tile_rows(proj, shown, height, side)
 
     def add(place: jax.Array, total: jax.Array) -> jax.Array:
-        left, right = _span(table, strips.first + place, width, height)
+        left, right = _span(table, strips.first + place, width, height, side)
         return total + jnp.sum(jnp.where(place < strips.count, jnp.maximum(right - left + 1, 0), 0), dtype=jnp.int32)
 
     pairs = jax.lax.fori_loop(0, jnp.max(strips.count), add, jnp.int32(0))

@@ -111,6 +111,6 @@ def test_float64_gradients(double):
 def test_what_is_drawn_is_what_they_draw_in_no_more_tiles(double):
     """Their boxes hold every footprint, so a row that we draw has one; exact footprints list fewer pairs."""
     theirs = (double.golden["out_radii"] > 0).all(1)
-    ours = jax.jit(lambda p: tiles.count(p, *double.size), compiler_options=QUICK)(double.projected)
+    ours = jax.jit(lambda p: tiles.count(p, *double.size, 16), compiler_options=QUICK)(double.projected)
     assert np.all(theirs[np.asarray(ours[0])])
     assert int(ours[1]) < int(double.golden["n_isect"])

@@ -49,15 +49,16 @@ def projected():
         make = jax.jit(lambda g, c: project(g, c, alive=alive, sh_degree=3, probe=None, options=ROOMY),
                        compiler_options=QUICK)
         proj = make(inputs.gaussians, inputs.camera)
-        return proj, jax.jit(lambda p: tiles.build(p, WIDTH, HEIGHT, 2048), compiler_options=QUICK)(proj)
+        return proj, {side: jax.jit(lambda p, side=side: tiles.build(p, WIDTH, HEIGHT, 2048, side),
+                                    compiler_options=QUICK)(proj) for side in (8, 16)}
 
 
-def blended(projected, shape, monkeypatch):
+def blended(projected, side, shape, monkeypatch):
     calls = []
     monkeypatch.setattr(blending, "forward_shape", lambda: calls.append("forward") or shape)
     monkeypatch.setattr(blending, "backward_shape", lambda: calls.append("backward") or shape)
     with jax.enable_x64(True):
-        proj, lists = projected
+        proj, lists = projected[0], projected[1][side]
         weight = jnp.asarray(np.random.default_rng(0).standard_normal((HEIGHT, WIDTH, 5)))
 
         def loss(geometry, features):
@@ -70,12 +71,12 @@ def blended(projected, shape, monkeypatch):
     return tuple(np.asarray(x) for x in (image, *grads))
 
 
-@pytest.mark.parametrize("shape", [LoopShape(1, 2), LoopShape(7, 4), LoopShape(64, 1), LoopShape(16, 100)])
-def test_the_shape_of_the_loop_changes_nothing(projected, shape, monkeypatch):
-    wanted = blended(projected, LoopShape(16, None), monkeypatch)
+@pytest.mark.parametrize(("side", "chunk", "pixels"), [(16, 1, 512), (8, 7, 256), (16, 64, 1), (8, 16, 99_999)])
+def test_tiles_and_the_shape_of_the_loop_change_nothing(projected, side, chunk, pixels, monkeypatch):
+    wanted = blended(projected, 16, LoopShape(16, None), monkeypatch)
     assert np.max(wanted[0][..., -1]) > 0.999
-    assert np.max(np.diff(np.asarray(projected[1].starts))) > 64
-    for found, expected in zip(blended(projected, shape, monkeypatch), wanted, strict=True):
+    assert np.max(np.diff(np.asarray(projected[1][side].starts))) > 64
+    for found, expected in zip(blended(projected, side, LoopShape(chunk, pixels), monkeypatch), wanted, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max())
 
 
@@ -161,6 +162,9 @@ def test_a_camera_not_finite_and_a_scene_without_rows_are_reported():
         bad = dataclasses.replace(inputs.camera, **{name: getattr(inputs.camera, name).at[0].set(jnp.nan)})
         with pytest.raises(UserError, match=f"^{name} of the camera"):
             render(inputs.gaussians, bad, options=ROOMY)
+    empty = dataclasses.replace(inputs.camera, width=0)
+    with pytest.raises(UserError, match="0x29 pixels"):
+        jax.eval_shape(lambda g, c: render(g, c, options=ROOMY), inputs.gaussians, empty)
     with pytest.raises(UserError, match="no Gaussians"):
         render(inputs.gaussians.take(jnp.arange(0)), inputs.camera)
 

@@ -16,7 +16,6 @@ from splat.projection import LOG2_E, MIN_ALPHA, Projected
 from tests.splat.render_cases import QUICK
 
 WIDTH, HEIGHT, ROWS, ROOM = 83, 53, 24, 2048
-GRID = tiles.grid_of(WIDTH, HEIGHT)
 
 
 def footprints(seed: int, dtype, *, size: float, opaque: float) -> Projected:
@@ -42,21 +41,21 @@ def footprints(seed: int, dtype, *, size: float, opaque: float) -> Projected:
                      to(opacity), jnp.asarray(valid))
 
 
-def forms_at_pixels(proj: Projected) -> np.ndarray:
+def forms_at_pixels(proj: Projected, grid: tiles.Grid) -> np.ndarray:
     """[rows, tiles] smallest dᵀ·conic·d over each tile's pixel centres."""
     mx, my, a, b, c = np.asarray(proj.geometry, np.float64).T[:5, :, None, None]
     dy, dx = np.mgrid[0:HEIGHT, 0:WIDTH][:, None] + 0.5 - np.stack([my, mx])
-    form = np.full((ROWS, 16 * GRID.rows, 16 * GRID.columns), np.inf)
+    form = np.full((ROWS, grid.side * grid.rows, grid.side * grid.columns), np.inf)
     form[:, :HEIGHT, :WIDTH] = a * dx * dx + 2 * b * dx * dy + c * dy * dy
-    return form.reshape(ROWS, GRID.rows, 16, GRID.columns, 16).min((2, 4)).reshape(ROWS, -1)
+    return form.reshape(ROWS, grid.rows, grid.side, grid.columns, grid.side).min((2, 4)).reshape(ROWS, -1)
 
 
-def forms_in_rectangles(proj: Projected, grow: float) -> np.ndarray:
+def forms_in_rectangles(proj: Projected, grid: tiles.Grid, grow: float) -> np.ndarray:
     """[rows, tiles] smallest form over the rectangle of each tile's pixel centres, ``grow`` pixels wider all round."""
     mx, my, a, b, c = np.asarray(proj.geometry, np.float64).T[:5, :, None]
-    row, column = np.divmod(np.arange(GRID.count), GRID.columns)
-    x0, x1 = 16 * column + 0.5 - grow - mx, np.minimum(16 * column + 16, WIDTH) - 0.5 + grow - mx
-    y0, y1 = 16 * row + 0.5 - grow - my, np.minimum(16 * row + 16, HEIGHT) - 0.5 + grow - my
+    (row, column), side = np.divmod(np.arange(grid.count), grid.columns), grid.side
+    x0, x1 = side * column + 0.5 - grow - mx, np.minimum(side * column + side, WIDTH) - 0.5 + grow - mx
+    y0, y1 = side * row + 0.5 - grow - my, np.minimum(side * row + side, HEIGHT) - 0.5 + grow - my
     with np.errstate(invalid="ignore", divide="ignore"):  # rows that are not valid have no conic
         edges = [(x, np.clip(-b * x / c, y0, y1)) for x in (x0, x1)]
         edges += [(np.clip(-b * y / a, x0, x1), y) for y in (y0, y1)]
@@ -65,63 +64,67 @@ def forms_in_rectangles(proj: Projected, grow: float) -> np.ndarray:
 
 
 @functools.cache
-def builder(room: int):
-    return jax.jit(lambda proj: tiles.build(proj, WIDTH, HEIGHT, room), compiler_options=QUICK)
+def builder(room: int, side: int = 16):
+    return jax.jit(lambda proj: tiles.build(proj, WIDTH, HEIGHT, room, side), compiler_options=QUICK)
 
 
-counter = jax.jit(lambda proj: tiles.count(proj, WIDTH, HEIGHT), compiler_options=QUICK)
+@functools.cache
+def counter(side: int = 16):
+    return jax.jit(lambda proj: tiles.count(proj, WIDTH, HEIGHT, side), compiler_options=QUICK)
 
 
 def listed(lists: tiles.TileLists) -> list[list[int]]:
     starts, rows = np.asarray(lists.starts), np.asarray(lists.rows)
-    return [rows[starts[t]:starts[t + 1]].tolist() for t in range(GRID.count)]
+    return [rows[starts[t]:starts[t + 1]].tolist() for t in range(lists.grid.count)]
 
 
-def check(proj: Projected, margin: float) -> None:
+def check(proj: Projected, side: int, margin: float) -> None:
     """``margin``: by how much the smallest form may miss the level before the verdict must agree."""
-    lists = builder(ROOM)(proj)
+    lists = builder(ROOM, side)(proj)
+    grid = tiles.grid_of(WIDTH, HEIGHT, side)
+    assert lists.grid == grid
     assert not bool(lists.overflow)
     per_tile = listed(lists)
     valid, depth = np.asarray(proj.valid), np.asarray(proj.features[:, 3], np.float32)
     level = 2 * np.log(np.maximum(np.asarray(proj.opacity, np.float64), 1e-30) / MIN_ALPHA)
-    member = np.zeros((ROWS, GRID.count), bool)
+    member = np.zeros((ROWS, grid.count), bool)
     for tile, rows in enumerate(per_tile):
         assert rows == sorted(rows, key=lambda row: (depth[row], row)), "nearest first, ties in row order"
         assert len(set(rows)) == len(rows)
         member[rows, tile] = True
     assert not member[~valid].any()
-    reached = (forms_at_pixels(proj) <= level[:, None] - margin) & valid[:, None]
+    reached = (forms_at_pixels(proj, grid) <= level[:, None] - margin) & valid[:, None]
     assert not (reached & ~member).any(), "a pixel that a row reaches is in a tile that does not list it"
-    reachable = forms_in_rectangles(proj, 3 * tiles.SLACK) <= level[:, None] + margin
+    reachable = forms_in_rectangles(proj, grid, 3 * tiles.SLACK) <= level[:, None] + margin
     assert not (member & ~reachable).any(), "a tile lists a row that reaches nothing in it"
-    touched, pairs = counter(proj)
+    touched, pairs = counter(side)(proj)
     slots = int(lists.starts[-1])
     assert slots == sum(map(len, per_tile))
     assert int(pairs) == int(lists.pairs) >= slots
     assert {row for rows in per_tile for row in rows} <= set(np.flatnonzero(np.asarray(touched)).tolist())
 
 
-SHAPES = {"seed": st.integers(0, 10**6), "size": st.sampled_from([0.3, 3.0, 20.0, 80.0]),
-          "opaque": st.sampled_from([0.3, 4.0])}
+SHAPES = {"side": st.sampled_from([8, 16]), "seed": st.integers(0, 10**6),
+          "size": st.sampled_from([0.3, 3.0, 20.0, 80.0]), "opaque": st.sampled_from([0.3, 4.0])}
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(**SHAPES)
-def test_lists_equal_brute_force(seed, size, opaque):
+def test_lists_equal_brute_force(side, seed, size, opaque):
     with jax.enable_x64(True):
-        check(footprints(seed, jnp.float64, size=size, opaque=opaque), 1e-9)
+        check(footprints(seed, jnp.float64, size=size, opaque=opaque), side, 1e-9)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(**SHAPES)
-def test_lists_in_float32_differ_only_at_the_threshold(seed, size, opaque):
+def test_lists_in_float32_differ_only_at_the_threshold(side, seed, size, opaque):
     """A margin of 0.01 in the exponent is half a percent of 1/255, that is 2e-5 of a response."""
-    check(footprints(seed, jnp.float32, size=size, opaque=opaque), 0.01)
+    check(footprints(seed, jnp.float32, size=size, opaque=opaque), side, 0.01)
 
 
 def test_overflow_is_flagged_and_room_enough_is_not():
     proj = footprints(3, jnp.float32, size=20.0, opaque=0.3)
-    _, pairs = counter(proj)
+    _, pairs = counter()(proj)
     assert int(pairs) > 64
     assert bool(builder(int(pairs) - 1)(proj).overflow)
     exact = builder(int(pairs))(proj)
@@ -136,7 +139,7 @@ def test_asking_again_with_what_an_overflow_reports_ends():
         assert int(lists.pairs) > room
         room, tries = int(lists.pairs), tries + 1
     assert 1 <= tries <= 2
-    assert int(lists.pairs) == int(counter(proj)[1])
+    assert int(lists.pairs) == int(counter()(proj)[1])
 
 
 def test_unused_slots_name_no_row():
