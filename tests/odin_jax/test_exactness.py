@@ -35,7 +35,7 @@ def test_bit_for_bit_through_three_hundred_steps_with_structural_events(optimize
     sync, quality = run(2, {"path": "sync", **common}, {"path": "quality", **common})
     assert quality["bits"] == sync["bits"] and not quality["violations"]
     assert quality["structural"] > 10 and quality["alive"] != 500
-    assert quality["actions"]["partial"] > 50 and quality["actions"]["proceed"] > 5
+    assert quality["actions"]["partial"] > 50 and quality["actions"]["proceed"] > 0
     assert 0 < quality["urgent_rows"] < 0.8 * quality["active_rows"]
 
 
