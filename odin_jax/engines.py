@@ -20,12 +20,12 @@ ROW_HOOKS = ("observe", "step_inputs", "rows", "with_rows", "step_rows", "drift"
 
 
 def engine_of(config: TrainConfig, scene: Scene, pipeline: Any, position: Position, account: Account) -> Engine:
-    """The engine for a run; several ranks, or one with an explicit ``--path`` or ``--plan``, train by a plan.
+    """The engine for a run; several ranks, or one with an explicit path, plan or ablation, train by a plan.
 
     Raises UserError when the batch cannot be shared by the ranks or the pipeline cannot train on several.
     """
     ranks = Ranks()
-    if ranks.count == 1 and config.path is None and config.plan is None:
+    if ranks.count == 1 and config.path is None and config.plan is None and not config.ablate:
         position.state = placement.summed(pipeline, position.state, position.parts)
         position.parts = None
         return Alone(config, scene, pipeline, position.state, position.rooms)

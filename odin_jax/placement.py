@@ -27,7 +27,10 @@ def kinds(pipeline: Any, state: Any) -> Any:
 
 
 def place(ranks: Ranks, pipeline: Any, state: Any) -> Any:
-    """A state of one device on all ranks; the first rank's sums are the state's, the others' are zero."""
+    """A state of one device on all ranks; the first rank's sums are the state's, the others' are zero.
+
+    Arrays of the first device are taken over, not copied: once the ranks train on, the given state is used up.
+    """
     local = {name: getattr(state, name) for name in pipeline.local_fields}
     parts = [local if rank == 0 else jax.tree.map(np.zeros_like, local) for rank in ranks.local]
     return _joined(ranks, pipeline, state, ranks.own(parts))

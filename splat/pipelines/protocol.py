@@ -65,11 +65,11 @@ class Pipeline(Protocol):
         ...
 
     def loss_and_grad(self, state: Any, views: Sequence[View], step: jax.Array,
-                      pair_capacity: int) -> tuple[Gaussians, Evidence]:
+                      pair_capacity: int) -> tuple[Any, Evidence]:
         """Gradient of the mean loss over the unit's views at 1-based ``step``, and the evidence."""
         ...
 
-    def update(self, state: Any, grads: Gaussians, evidence: Evidence, step: jax.Array) -> Any:
+    def update(self, state: Any, grads: Any, evidence: Evidence, step: jax.Array) -> Any:
         """The density statistics of the unit and one optimizer step, as far as ``step`` takes one."""
         ...
 
