@@ -24,7 +24,7 @@ COMMANDS = {
     "export": ("scripts.export", "ExportConfig", "write a trained scene as .ply or .splat"),
     "import": ("scripts.import_", "ImportConfig", "make a run folder from a .ply or .splat of any trainer"),
     "plan": ("scripts.plan", "PlanConfig", "schedule the views of a capture ahead of time"),
-    "report": ("scripts.report", "ReportConfig", "what runs reached and where their ranks waited, as tables and pictures"),
+    "report": ("scripts.report", "ReportConfig", "what runs reached and where ranks waited: tables, pictures"),
     "view": (
         "scripts.view",
         "ViewConfig",
