@@ -7,6 +7,7 @@ are interrupted by structural events.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -84,20 +85,27 @@ def view(seed: int) -> View:
     return View(camera, photo.astype(np.uint8), None, np.zeros(3, np.float32))
 
 
+@functools.cache
+def programs_of(ranks: Ranks, optimizer: str, exchange: str, short_sighted: bool) -> Programs:
+    """The programs of several cases, compiled once."""
+    config = Gs3dConfig.for_iterations(
+        1000, densify_from=10, densify_every=20, densify_until=190, reset_every=50, sh_every=25,
+        position_lr_start=1e-3, cap=CAP, optimizer=optimizer, batch=max(2, ranks.count),
+    )
+    pipeline = (ShortSighted if short_sighted else Gs3d)(config)
+    return Programs(ranks, pipeline, exchange, placement.kinds(pipeline, pipeline.init(*points(), extent=1.0, seed=0)))
+
+
 def run(ranks: Ranks, case: Case) -> dict[str, object]:
     """Train and say what came out."""
     slots = max(1, 2 // ranks.count)
-    config = Gs3dConfig.for_iterations(
-        1000, densify_from=10, densify_every=20, densify_until=190, reset_every=50, sh_every=25,
-        position_lr_start=1e-3, cap=CAP, optimizer=case.optimizer, batch=slots * ranks.count,
-    )
-    pipeline = (ShortSighted if case.fault == "scope" else Gs3d)(config)
+    programs = programs_of(ranks, case.optimizer, case.exchange, case.fault == "scope")
+    pipeline = programs.pipeline
     state = pipeline.init(*points(), extent=1.0, seed=0)
     placed = placement.place(ranks, pipeline, state)
     rooms = PairRooms()
     rooms.open(SIZE, 1)
     rooms.rooms[SIZE] = case.room
-    programs = Programs(ranks, pipeline, case.exchange, placement.kinds(pipeline, placed))
     executor, recorder = EXECUTORS[case.executor](programs, rooms), Recorder(len(state.alive))
     runtime = Runtime(programs, executor, Admission(case.path, case.tau), placed, 0, case.dense, recorder=recorder)
     photos, windows = [view(seed) for seed in range(VIEWS)], []
@@ -134,11 +142,11 @@ def run(ranks: Ranks, case: Case) -> dict[str, object]:
 
 
 def main(cases: list[Case]) -> list[dict[str, object]]:
-    results, whole = [], publish.pieces
+    results, whole, ranks = [], publish.pieces, Ranks()
     for case in cases:
         dropping = case.fault == "publication"
         with mock.patch("odin_jax.lanes.pieces", lambda rows, drop=dropping: whole(rows)[:-1] if drop else whole(rows)):
-            results.append(run(Ranks(), case))
+            results.append(run(ranks, case))
     return results
 
 
