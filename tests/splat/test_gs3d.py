@@ -13,7 +13,7 @@ from splat.gaussians import FIELDS
 from splat.pipelines.gs3d import Gs3d, Gs3dConfig
 from splat.pipelines.protocol import View
 
-ROOM = 1600  # tile-row pairs
+ROOM = 3200  # tile-row pairs
 POINTS = 300
 CAP = 500  # rows
 
