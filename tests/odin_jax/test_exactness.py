@@ -88,7 +88,7 @@ def test_throughput_first_reads_late_only_what_the_gates_admit(two):
     for name in ("throughput", "throughput bold", "throughput never"):
         assert two[name]["violations"] == []
     bold, never = two["throughput bold"], two["throughput never"]
-    assert bold["late_reads"] > 0 and bold["actions"]["delayed"] > 3 and never["late_reads"] == 0
+    assert bold["late_reads"] > 0 and bold["actions"]["delayed"] > 0 and never["late_reads"] == 0
     assert bold["loss"] == pytest.approx(never["loss"], rel=0.05)
 
 
