@@ -25,11 +25,9 @@ class TrainConfig:
     cap: int | None = None  # most Gaussians there may ever be; None: no limit
     seed: int = 0  # all random numbers follow from it
     resume: str = "auto"  # auto, never, or the path of a run or checkpoint to continue from
-    test_every: int = 8  # every so-manieth photo by name is kept for testing; 0: none
+    test_every: int = 8  # every n-th photo by name is kept for testing; 0: none
     images: str | None = None  # folder of photos inside the scene; None: images, else input
-    alpha: Literal["mask", "background"] | None = (
-        None  # meaning of an alpha channel; None: by the kind of scene
-    )
+    alpha: Literal["mask", "background"] | None = None  # meaning of an alpha channel; None: by the kind of scene
     max_points: int | None = None  # start from at most so many SfM points; None: all
     background: Literal["mean", "black", "white", "random"] = "mean"  # colour behind the scene; mean: of the photos
     checkpoint_every: int = 1000  # steps between checkpoints
@@ -40,9 +38,7 @@ class TrainConfig:
     tensorboard: bool = True  # write DIR/tensorboard
     lpips: bool = True  # measure LPIPS (VGG) on the test views at the end, where they have 16 pixels a side
     cache_dir: Path | None = None  # compiled programs are kept here; None: the user's cache folder
-    path: Literal["sync-dense", "sync", "quality", "throughput"] | None = (
-        None  # what a unit waits for; None: quality where there are several ranks
-    )
+    path: Literal["sync-dense", "sync", "quality", "throughput"] | None = None  # what units wait for; None: quality
     tau: float = 0.2  # throughput: share of rows, and of the mean gradient, up to which rows are read late, 0..1
     parallel: Literal["dp"] = "dp"  # what ranks share: dp, each has all rows and some of the views
     exchange: Literal["psum", "ordered"] = "psum"  # sum over ranks: as fast as can be, or bit-reproducible
