@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import zlib
@@ -132,8 +133,8 @@ def _damaged(folder: Path, step: int, why: str) -> UserError:
 def _line(error: Exception) -> str:
     """The reason in one short line; tensorstore's texts name every layer, and mostly the system's reason."""
     text = str(error).strip() or type(error).__name__
-    system = re.search(r"\[OS error \d+: \w+ ([^\]]+)\]", text)
-    return system[1] if system else text.splitlines()[0].split(" [tensorstore_spec")[0][:LONGEST]
+    system = re.search(r"os_error_code='(\d+)'", text)
+    return os.strerror(int(system[1])) if system else text.splitlines()[0].split(" [tensorstore_spec")[0][:LONGEST]
 
 
 def _hush_late_io() -> None:

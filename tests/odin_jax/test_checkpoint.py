@@ -77,7 +77,7 @@ def test_a_write_that_the_disk_refused_in_the_background_is_one_line(tmp_path, m
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
 
     def full():
-        raise ValueError("RESOURCE_EXHAUSTED: Error writing [OS error 28: ENOSPC No space left on device]\nmore")
+        raise ValueError("RESOURCE_EXHAUSTED: Failed to write 9 bytes [os_error_code='28']\nmore")
 
     monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
     with pytest.raises(UserError, match=r"cannot write a checkpoint to .*: No space left on device; free space"):
@@ -85,7 +85,7 @@ def test_a_write_that_the_disk_refused_in_the_background_is_one_line(tmp_path, m
 
 
 def test_the_system_s_reason_is_picked_from_a_long_text():
-    text = 'RESOURCE_EXHAUSTED: Error writing "a/0": [OS error 28: ENOSPC No space left on device] [x=\'{}\']'
+    text = "RESOURCE_EXHAUSTED: Error writing \"a/0\": Failed to write 9 bytes to file 4 [os_error_code='28']"
     assert checkpoint._line(ValueError(text)) == "No space left on device"
 
 
