@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from odin_jax.scope import usable
-from sched.hazards import Decision, Hazards, decide
+from odin_jax.scope import mispredicted, usable
+from sched.hazards import Decision, Hazards, count, decide
 
 BROAD = 0.97  # share of the living rows from which on a scope saves nothing over waiting for all of them
 MISPREDICTED = 0.01  # share of a view's rows beyond which its evidence is not used again
@@ -72,13 +72,13 @@ class Admission:
         for view, active in zip(views, words, strict=True):
             expected = self.expected(view, structural)
             if expected is not None:
-                missed = int(np.bitwise_count(active & ~expected).sum())
-                if missed > MISPREDICTED * max(int(np.bitwise_count(active).sum()), 1):
+                missed = int(mispredicted(active, expected))
+                if missed > MISPREDICTED * max(int(count(active)), 1):
                     self.distrusted.add(view)
             self.evidence[view] = (structural, active)
         if late is not None:
             unit = np.bitwise_or.reduce(words, axis=0)
-            self.late_writes += int(np.bitwise_count(unit & late).sum())
+            self.late_writes += int(count(unit & late))
 
     def forget(self) -> None:
         """Drop all evidence: a structural event gave the rows another meaning, or the run may be continued here."""

@@ -67,7 +67,7 @@ class Alone:
 
         def indices(step: int) -> list[int]:
             views = order.unit_views(config.seed, step, len(train), config.batch)
-            return self._feed.by_size([train[view] for view in views])
+            return [train[view] for view in self._feed.by_size(views)]
 
         views = self._feed.views(step, list(enumerate(indices(step))))
         self._feed.prefetch(index for later in self._feed.later(step) for index in indices(later))

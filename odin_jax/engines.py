@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from odin_jax import placement
+from odin_jax import placement, scope
 from odin_jax.account import Account
 from odin_jax.alone import Alone
 from odin_jax.engine import Engine
@@ -16,7 +16,7 @@ from odin_jax.trainer import Position
 from splat.errors import UserError
 from splat.scene.types import Scene
 
-ROW_HOOKS = ("observe", "step_inputs", "rows", "with_rows", "step_rows", "drift", "reach")
+ROW_HOOKS = ("observe", "step_inputs", "rows", "with_rows", "step_rows", *scope.HOOKS)
 
 
 def engine_of(config: TrainConfig, scene: Scene, pipeline: Any, position: Position, account: Account) -> Engine:

@@ -18,8 +18,6 @@ from jax import lax
 
 from odin_jax.parallel.mesh import RANKS
 
-EXCHANGES = ("psum", "ordered")
-
 
 def total(rows: jax.Array, exchange: str) -> jax.Array:
     """Sum over ranks of ``rows`` [M, F], on every rank."""
@@ -42,11 +40,6 @@ def every(values: jax.Array) -> jax.Array:
 def bytes_of_total(rows: int, width: int, ranks: int) -> int:
     """Bytes that each rank sends for the sum of ``rows`` rows of ``width`` float32, by either exchange."""
     return int(2 * (ranks - 1) / ranks * rows * width * 4)
-
-
-def bytes_of_union(words: int, ranks: int) -> int:
-    """Bytes that each rank sends for the union of ``words`` bytes."""
-    return int(2 * (ranks - 1) / ranks * words)
 
 
 def _in_order(array: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:

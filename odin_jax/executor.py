@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from odin_jax import exchange, publish, stages
-from odin_jax.parallel.mesh import OWN, SAME, Ranks
-from odin_jax.publish import Publication
+from odin_jax.parallel.mesh import OWN, SAME, Ranks, mine
+from odin_jax.publish import Publication, width
+from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
 
 COMPUTE, COMM = "compute", "communication"  # lanes
@@ -58,6 +59,10 @@ class Times:
     def wait(self, name: str, start: float) -> None:
         """The compute lane stood still from ``start`` until now."""
         self.waits[name] = self.waits.get(name, 0.0) + time.perf_counter() - start
+
+    def add_sent(self, name: str, count: int) -> None:
+        """Each rank sent so many bytes more of a part."""
+        self.sent[name] = self.sent.get(name, 0) + count
 
     def take(self) -> Times:
         """What has been noted so far, which is then forgotten here."""
@@ -122,6 +127,22 @@ class Programs:
         if key not in self._made:
             self._made[key] = self.ranks.program(function, ins, outs, donate)
         return self._made[key]
+
+    def words(self, state: Any, unit: Unit | None, expected: Any, step: int) -> tuple[Any, Any]:
+        """R⁺ and W⁺ of the next unit's views by rank while ``step`` is pending; empty where no unit follows."""
+        if unit is not None:
+            return self.scope()(state, tuple(view.camera for view in unit.views), expected, scalar(step))
+        nothing = self.each(np.zeros(-(-len(state.alive) // 8), np.uint8))
+        return nothing, nothing
+
+    def each(self, value: np.ndarray) -> Any:
+        """The same value as the part of every rank of this process."""
+        return self.ranks.own([value] * len(self.ranks.local))
+
+    def bytes_of(self, grads: Any, fields: tuple[str, ...], rows: int) -> int:
+        """Bytes that each rank sends for ``rows`` rows of ``fields``."""
+        wide = sum(width(getattr(grads, field), 2) for field in fields)
+        return exchange.bytes_of_total(rows, wide, self.ranks.count)
 
     def compute(self, room: int):
         """(state, views, step) → ``Produced``."""
@@ -200,6 +221,14 @@ def _piece(rows: jax.Array, first: jax.Array, length: int) -> jax.Array:
     """[length] entries of a list [N] from ``first`` on; beyond its end there is padding."""
     padded = jnp.pad(rows, (0, length), constant_values=len(rows))
     return jax.lax.dynamic_slice_in_dim(padded, first, length)
+
+
+def fitted(produced: Produced, rooms: PairRooms, size: tuple[int, int], again: Callable[[int], Produced]) -> Produced:
+    """What a finished unit produced, by running it ``again(room)`` in larger rooms until it fits."""
+    while any(map(bool, mine(jax.block_until_ready(produced).activity.overflow))):
+        rooms.widen(size, max(int(pairs.max()) for pairs in mine(produced.activity.pairs)))
+        produced = again(rooms.rooms[size])
+    return produced
 
 
 def scalar(step: int) -> Any:

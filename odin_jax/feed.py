@@ -36,10 +36,10 @@ class UnitFeed:
         self._scene, self._config, self._backdrop = scene, config, backdrop(config, scene)
         self._cache = PhotoCache(scene, budget=config.photo_cache_mb << 20)
 
-    def by_size(self, indices: Iterable[int]) -> list[int]:
-        """Photos in the order of their sizes, so that few combinations are compiled."""
-        photos = self._scene.photos
-        return sorted(indices, key=lambda index: (photos[index].width, photos[index].height))
+    def by_size(self, views: Iterable[int]) -> list[int]:
+        """Training views in the order of their image sizes, so that few combinations are compiled."""
+        photos, train = self._scene.photos, self._scene.train
+        return sorted(views, key=lambda view: (photos[train[view]].width, photos[train[view]].height))
 
     def later(self, step: int) -> range:
         """Steps whose photos are to be decoded while ``step`` runs."""

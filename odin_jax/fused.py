@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from odin_jax import exchange, publish, stages
-from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, scalar
-from odin_jax.parallel.mesh import OWN, SAME, here, mine
-from odin_jax.publish import Publication, room_for, width
+from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, fitted, scalar
+from odin_jax.parallel.mesh import OWN, SAME, here
+from odin_jax.publish import Publication, room_for
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
 from splat.apart import apart
@@ -77,24 +77,17 @@ class Fused:
         assert self._running is not None
         state, unit, produced, late, started = self._running
         self._running = None
-        while any(bool(part) for part in mine(jax.block_until_ready(produced).activity.overflow)):
-            self._rooms.widen(unit.size, max(int(pairs.max()) for pairs in mine(produced.activity.pairs)))
-            produced = self._again(self._room(unit), late is not None)(state, late, unit.views, scalar(unit.step))
+        produced = fitted(produced, self._rooms, unit.size, lambda room: self._again(room, late is not None)(
+            state, late, unit.views, scalar(unit.step)))
         self._seconds = time.perf_counter() - started
         self.times.span(COMPUTE, unit.step, "window", started)
         return dataclasses.replace(state, **produced.local), produced
 
     def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any, stop: bool) -> Word:
-        start, ranks = time.perf_counter(), self._programs.ranks
-        host = ranks.own([np.array([self._seconds, stop], np.float32)] * len(ranks.local))
-        if unit is None:
-            nothing = ranks.own([np.zeros(produced.activity.visible.shape[1], np.uint8)] * len(ranks.local))
-            word = self._programs.tell(False)(produced.activity, nothing, nothing, host)
-        else:
-            cameras = tuple(view.camera for view in unit.views)
-            read, write = self._programs.scope()(state, cameras, expected, scalar(step))
-            word = self._programs.tell(expected is not None)(produced.activity, read, write, host)
-        jax.block_until_ready(word)
+        start = time.perf_counter()
+        host = self._programs.each(np.array([self._seconds, stop], np.float32))
+        words = self._programs.words(state, unit, expected, step)
+        word = jax.block_until_ready(self._programs.tell(expected is not None)(produced.activity, *words, host))
         self.times.wait("word", start)
         self.times.span(COMM, step, "word", start)
         return word
@@ -114,8 +107,7 @@ class Fused:
         return room_for(rows, 8 * pending.active.size, GRAIN)
 
     def _count(self, pending: Publication, name: str, fields: tuple[str, ...], room: int) -> None:
-        wide = sum(width(getattr(pending.produced.grads, field), 2) for field in fields)
-        self.times.sent[name] = exchange.bytes_of_total(room, wide, self._programs.ranks.count)
+        self.times.add_sent(name, self._programs.bytes_of(pending.produced.grads, fields, room))
 
     def _compute(self, room: int, state: Any, views: Any, step: Any) -> Produced:
         """Forward and backward, compiled alike in every program that holds it."""

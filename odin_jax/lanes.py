@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from odin_jax import exchange
-from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, scalar
-from odin_jax.parallel.mesh import here, mine
-from odin_jax.publish import Publication, pieces, room_for, width
+from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, fitted, scalar
+from odin_jax.parallel.mesh import here
+from odin_jax.publish import Publication, pieces, room_for
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
 
@@ -54,7 +53,7 @@ class Lanes:
         self._geometry, self._colour = programs.pipeline.geometry_fields, programs.pipeline.colour_fields
         self._lane = ThreadPoolExecutor(1, thread_name_prefix="communication")
         self._running: _Running | None = None
-        self._ranks, self._seconds = programs.ranks, 0.0
+        self._seconds = 0.0
         self._staged: list[Any] = []  # pieces that are being copied out of the gradients
 
     def start(self, state: Any, unit: Unit) -> None:
@@ -86,10 +85,7 @@ class Lanes:
         assert self._running is not None
         state, unit, produced, started, rest = self._running
         self._running = None
-        jax.block_until_ready(produced)
-        while any(map(bool, mine(produced.activity.overflow))):
-            self._rooms.widen(unit.size, max(int(pairs.max()) for pairs in mine(produced.activity.pairs)))
-            produced = jax.block_until_ready(self._run(state, unit))
+        produced = fitted(produced, self._rooms, unit.size, lambda room: self._run(room, state, unit))
         self.times.span(COMPUTE, unit.step, "forward and backward", started)
         self._seconds = time.perf_counter() - started
         if rest is not None:
@@ -97,31 +93,29 @@ class Lanes:
         return dataclasses.replace(state, **produced.local), produced
 
     def tell(self, state: Any, produced: Produced, step: int, unit: Unit | None, expected: Any, stop: bool) -> Word:
-        activity, start = produced.activity, time.perf_counter()
-        read = write = self._ranks.own([np.zeros(activity.visible.shape[1], np.uint8)] * len(self._ranks.local))
+        start = time.perf_counter()
+        words = jax.block_until_ready(self._programs.words(state, unit, expected, step))
         if unit is not None:
-            cameras = tuple(view.camera for view in unit.views)
-            read, write = jax.block_until_ready(self._programs.scope()(state, cameras, expected, scalar(step)))
             self.times.span(COMPUTE, unit.step, "scope", start)
-        host = self._ranks.own([np.array([self._seconds, stop], np.float32)] * len(self._ranks.local))
-        program = self._programs.tell(expected is not None)
-        return self._await("word", self._lane.submit(
-            self._timed, step, "word", lambda: program(activity, read, write, host)))
+        host = self._programs.each(np.array([self._seconds, stop], np.float32))
+        run = partial(self._programs.tell(expected is not None), produced.activity, *words, host)
+        return self._await("word", self._lane.submit(self._timed, step, "word", run))
 
     def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
         room = room_for(count, 8 * delayed.size, 1)
-        program, args = self._programs.gate(tau, room), (produced.activity, delayed, skipped, np.float32(mean))
-        return np.asarray(here(self._await("gate", self._lane.submit(self._timed, 0, "gate", lambda: program(*args)))))
+        run = partial(self._programs.gate(tau, room), produced.activity, delayed, skipped, np.float32(mean))
+        return np.asarray(here(self._await("gate", self._lane.submit(self._timed, 0, "gate", run))))
 
     def close(self) -> None:
         self._lane.shutdown(wait=False, cancel_futures=True)
 
     def _compute(self, state: Any, unit: Unit, rest: _Part | None) -> None:
         started = time.perf_counter()
-        self._running = _Running(state, unit, self._run(state, unit), started, rest)
+        produced = self._run(self._rooms.rooms[unit.size], state, unit)
+        self._running = _Running(state, unit, produced, started, rest)
 
-    def _run(self, state: Any, unit: Unit) -> Produced:
-        return self._programs.compute(self._rooms.rooms[unit.size])(state, unit.views, scalar(unit.step))
+    def _run(self, room: int, state: Any, unit: Unit) -> Produced:
+        return self._programs.compute(room)(state, unit.views, scalar(unit.step))
 
     def _settle(self, state: Any, pending: Publication) -> Any:
         return self._programs.settle()(state, pending.active, pending.visible, pending.inputs)
@@ -129,15 +123,13 @@ class Lanes:
     def _send(self, pending: Publication, name: str, rows: Any, fields: tuple[str, ...], count: int) -> _Part:
         """Start the exchange of the first ``count`` rows of a list."""
         grads = pending.produced.grads
-        wide = sum(width(getattr(grads, field), 2) for field in fields)
         sent = []
         for first, length in pieces(count):
             staged = self._programs.stage(fields, length)(grads, rows, scalar(first))
             run = partial(self._programs.total(), staged)
             sent.append((first, length, self._lane.submit(self._timed, pending.unit, name, run)))
             self._staged.append(staged)
-            self.times.sent[name] = self.times.sent.get(name, 0) + exchange.bytes_of_total(
-                length, wide, self._ranks.count)
+            self.times.add_sent(name, self._programs.bytes_of(grads, fields, length))
         return _Part(name, pending, fields, rows, sent)
 
     def _let_go(self, grads: Any) -> None:

@@ -8,7 +8,8 @@ the same everywhere; then the rows go back on all ranks.
 from __future__ import annotations
 
 import dataclasses
-from functools import reduce
+from collections.abc import Callable
+from functools import cache, reduce
 from operator import add
 from typing import Any
 
@@ -31,7 +32,7 @@ def place(ranks: Ranks, pipeline: Any, state: Any) -> Any:
 
     Arrays of the first device are taken over, not copied: once the ranks train on, the given state is used up.
     """
-    local = {name: getattr(state, name) for name in pipeline.local_fields}
+    local = _local(pipeline, state)
     parts = [local if rank == 0 else jax.tree.map(np.zeros_like, local) for rank in ranks.local]
     return _joined(ranks, pipeline, state, ranks.own(parts))
 
@@ -43,7 +44,7 @@ def place_parts(ranks: Ranks, pipeline: Any, state: Any, parts: int | None) -> A
     """
     if parts != ranks.count:
         return place(ranks, pipeline, summed(pipeline, state, parts))
-    local = {name: getattr(state, name) for name in pipeline.local_fields}
+    local = _local(pipeline, state)
     of_rank = [jax.tree.map(lambda leaf, rank=rank: leaf[rank], local) for rank in ranks.local]
     return _joined(ranks, pipeline, state, ranks.own(of_rank))
 
@@ -52,13 +53,12 @@ def summed(pipeline: Any, state: Any, parts: int | None) -> Any:
     """A saved state of ``parts`` ranks as one device has it."""
     if parts is None:
         return state
-    local = {name: getattr(state, name) for name in pipeline.local_fields}
-    return dataclasses.replace(state, **jax.tree.map(lambda leaf: _in_order(list(leaf)), local))
+    return dataclasses.replace(state, **_added(_local(pipeline, state)))
 
 
 def one_device(ranks: Ranks, pipeline: Any, state: Any) -> Any:
     """The state on one device of this process, with the sums over all ranks. Every process has to call it."""
-    return _here(pipeline, state, jax.tree.map(lambda leaf: _in_order(list(leaf)), _parts(ranks, pipeline, state)))
+    return _here(pipeline, state, _added(_parts(ranks, pipeline, state)))
 
 
 def with_parts(ranks: Ranks, pipeline: Any, state: Any) -> Any:
@@ -67,8 +67,17 @@ def with_parts(ranks: Ranks, pipeline: Any, state: Any) -> Any:
 
 
 def _parts(ranks: Ranks, pipeline: Any, state: Any) -> dict[str, Any]:
-    local = {name: getattr(state, name) for name in pipeline.local_fields}
-    return here(ranks.program(lambda tree: jax.tree.map(exchange.every, tree), (OWN,), SAME)(local))
+    return here(_gather(ranks)(_local(pipeline, state)))
+
+
+@cache
+def _gather(ranks: Ranks) -> Callable[[Any], Any]:
+    """The program that gives all ranks the parts of each; compiled once."""
+    return ranks.program(lambda tree: jax.tree.map(exchange.every, tree), (OWN,), SAME)
+
+
+def _local(pipeline: Any, state: Any) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in pipeline.local_fields}
 
 
 def _here(pipeline: Any, state: Any, local: dict[str, Any]) -> Any:
@@ -81,5 +90,6 @@ def _joined(ranks: Ranks, pipeline: Any, state: Any, local: dict[str, Any]) -> A
     return dataclasses.replace(state, **local, **{name: ranks.same(getattr(state, name)) for name in names})
 
 
-def _in_order(parts: list[Any]) -> jax.Array:
-    return reduce(add, map(jnp.asarray, parts))
+def _added(local: dict[str, Any]) -> dict[str, Any]:
+    """Sums over the leading axis of ranks, in their order."""
+    return jax.tree.map(lambda leaf: reduce(add, map(jnp.asarray, leaf)), local)

@@ -19,6 +19,7 @@ import numpy as np
 from odin_jax.stages import Produced
 from sched.hazards import Rows
 from splat.apart import apart
+from splat.columns import per_row
 from splat.pipelines.rows import Rows as RowArrays
 from splat.pipelines.rows import StepInputs, merged, only, present
 
@@ -78,7 +79,7 @@ def settle(pipeline: Any, state: Any, active: Rows, visible: Rows, inputs: StepI
     def step(rows: RowArrays, waits: jax.Array, seen: jax.Array, inputs: StepInputs) -> RowArrays:
         zero = jax.tree.map(jnp.zeros_like, rows.params)
         after = pipeline.step_rows(rows, zero, seen, inputs)
-        return jax.tree.map(lambda old, new: jnp.where(_per_row(waits, old), old, new), rows, after)
+        return jax.tree.map(lambda old, new: jnp.where(per_row(waits, old), old, new), rows, after)
 
     return pipeline.with_rows(state, apart(step, inputs.count >= 0, rows, waits, seen, inputs), inputs)
 
@@ -95,25 +96,33 @@ def apply(pipeline: Any, state: Any, indices: jax.Array, summed: jax.Array, fiel
     """The state after the optimizer step of the listed rows in ``fields``; indices beyond the rows are padding."""
     whole = pipeline.rows(state)
     rows = only(whole, fields)
-    old = jax.tree.map(lambda leaf: leaf.at[indices].get(mode="clip"), rows)
+    old = _taken(rows, indices)
     grads = _split(summed, old.params)
-    seen = jnp.unpackbits(visible).astype(bool).at[indices].get(mode="clip")
+    seen = _taken(jnp.unpackbits(visible).astype(bool), indices)
     new = apart(pipeline.step_rows, inputs.count >= 0, old, grads, seen, inputs)
-    written = jax.tree.map(lambda leaf, part: leaf.at[indices].set(part, mode="drop", unique_indices=True), rows, new)
-    return pipeline.with_rows(state, merged(whole, written), inputs)
+    return pipeline.with_rows(state, merged(whole, _put(rows, indices, new)), inputs)
 
 
 def parameters(pipeline: Any, state: Any, indices: jax.Array) -> Any:
     """Parameters of the listed rows [M, ...]; padding gives those of the last row."""
-    return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="clip"), pipeline.rows(state).params)
+    return _taken(pipeline.rows(state).params, indices)
 
 
 def with_parameters(pipeline: Any, state: Any, indices: jax.Array, parameters: Any, step: jax.Array) -> Any:
     """The state with other parameters in the listed rows; padding is left out. For unit ``step`` to read, no more."""
     rows = pipeline.rows(state)
-    params = jax.tree.map(lambda leaf, part: leaf.at[indices].set(part, mode="drop", unique_indices=True),
-                          rows.params, parameters)
+    params = _put(rows.params, indices, parameters)
     return pipeline.with_rows(state, dataclasses.replace(rows, params=params), pipeline.step_inputs(state, step))
+
+
+def _taken(tree: Any, indices: jax.Array) -> Any:
+    """The listed rows [M, ...] of a pytree of row arrays; padding gives the last row."""
+    return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="clip"), tree)
+
+
+def _put(tree: Any, indices: jax.Array, rows: Any) -> Any:
+    """A pytree of row arrays with the listed rows replaced; padding is left out."""
+    return jax.tree.map(lambda leaf, part: leaf.at[indices].set(part, mode="drop", unique_indices=True), tree, rows)
 
 
 def _split(summed: jax.Array, like: Any) -> Any:
@@ -125,7 +134,3 @@ def _split(summed: jax.Array, like: Any) -> Any:
         fields[name] = summed[:, at : at + wide].reshape(shape)
         at += wide
     return dataclasses.replace(like, **fields)
-
-
-def _per_row(rows: jax.Array, like: jax.Array) -> jax.Array:
-    return rows.reshape(rows.shape + (1,) * (like.ndim - 1))

@@ -25,7 +25,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sched.hazards import Rows, count
 from splat.cameras import Camera
+from splat.columns import per_row
+
+HOOKS = ("drift", "reach")  # what a pipeline declares its scope by
 
 
 def unit_scope(pipeline: Any, state: Any, cameras: Sequence[Camera], step: jax.Array,
@@ -38,17 +42,12 @@ def unit_scope(pipeline: Any, state: Any, cameras: Sequence[Camera], step: jax.A
     Pure, jittable; under ``shard_map`` each rank gives its own views, and the union over ranks is the unit's.
     None if the pipeline declares no ``reach`` and ``drift``: no scope, hence the synchronised phase.
     """
-    if not cameras or not declares_scope(pipeline):
+    if not cameras or not all(callable(getattr(pipeline, hook, None)) for hook in HOOKS):
         return None
     drift = pipeline.drift(state, step)
     if written is not None:
-        drift = jax.tree.map(lambda bound: jnp.where(_per_row(written, bound), bound, jnp.zeros_like(bound)), drift)
+        drift = jax.tree.map(lambda bound: jnp.where(per_row(written, bound), bound, jnp.zeros_like(bound)), drift)
     return jnp.any(reach_of_views(pipeline, state, cameras, drift), axis=0)
-
-
-def declares_scope(pipeline: Any) -> bool:
-    """Whether the pipeline has the hooks of a conservative scope."""
-    return callable(getattr(pipeline, "reach", None)) and callable(getattr(pipeline, "drift", None))
 
 
 def reach_of_views(pipeline: Any, state: Any, cameras: Sequence[Camera], drift: Any) -> jax.Array:
@@ -66,19 +65,19 @@ def reach_of_views(pipeline: Any, state: Any, cameras: Sequence[Camera], drift: 
     return jnp.stack([of_view[place] for place in range(len(cameras))])
 
 
-def write_scope(read: jax.Array, expected: jax.Array | None = None) -> jax.Array:
-    """W⁺ ⊆ R⁺, [N] bool, before a unit has run.
+def write_scope(read: Rows, expected: Rows | None = None) -> Rows:
+    """W⁺ ⊆ R⁺, bool [N] or packed, before a unit has run.
 
-    With ``expected`` None it is R⁺ itself, the only choice that is certain. ``expected`` [N] bool is evidence: the rows
-    that the unit's views really updated last time under the same structural version. That may miss rows, so only
-    throughput-first uses it, and counts what it missed (:func:`mispredicted`).
+    With ``expected`` None it is R⁺ itself, the only choice that is certain. ``expected``, of the same kind, is
+    evidence: the rows that the unit's views really updated last time under the same structural version. That may miss
+    rows, so only throughput-first uses it, and counts what it missed (:func:`mispredicted`).
     """
     return read if expected is None else read & expected
 
 
-def mispredicted(active: jax.Array, write: jax.Array) -> jax.Array:
-    """[] int32 rows of the realized activity ``active`` that the write scope had left out (late writes)."""
-    return jnp.sum(active & ~write, dtype=jnp.int32)
+def mispredicted(active: Rows, write: Rows) -> Any:
+    """Number of rows of the realized activity ``active`` that the write scope had left out."""
+    return count(active & ~write)
 
 
 def usable(read: int | None, alive: int, limit: float) -> str | None:
@@ -91,7 +90,3 @@ def usable(read: int | None, alive: int, limit: float) -> str | None:
     if read is None:
         return "missing scope"
     return "scope too broad" if read > limit * alive else None
-
-
-def _per_row(rows: jax.Array, like: jax.Array) -> jax.Array:
-    return rows.reshape(rows.shape + (1,) * (like.ndim - 1))

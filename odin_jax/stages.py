@@ -6,6 +6,8 @@ several to a program (fused). Sets of rows travel and are kept as packed bits, `
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +15,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from odin_jax import exchange, health
-from odin_jax.scope import reach_of_views
-from sched.hazards import Rows, count
+from odin_jax.scope import reach_of_views, write_scope
+from sched.hazards import Rows, count, low_impact, raw, war, waw
 from splat.cameras import Camera
 from splat.pipelines.protocol import View
 
@@ -54,6 +56,11 @@ class Word(NamedTuple):
     host: jax.Array  # [R, 2] float32 of each rank: seconds it computed, 1 if it was told to stop
     views: jax.Array | None  # [R, S, N/8] uint8, rows with a gradient of each view; None where nobody asks
 
+    @property
+    def delayed(self) -> Rows:
+        """[N/8] rows of A's update that B only reads, which throughput-first may read late."""
+        return raw(self.active, self.read, self.write)
+
 
 def compute(pipeline: Any, ranks: int, room: int, state: Any, views: tuple[View, ...], step: jax.Array) -> Produced:
     """Forward and backward of a rank's views at 1-based ``step``; ``room`` is the static capacity for pairs."""
@@ -81,8 +88,7 @@ def scope(pipeline: Any, state: Any, cameras: tuple[Camera, ...], expected: Rows
     R⁺ for all views.
     """
     read = jnp.packbits(reach_of_views(pipeline, state, cameras, pipeline.drift(state, step)), axis=-1)
-    write = read if expected is None else read & expected
-    return _any(read), _any(write)
+    return _any(read), _any(write_scope(read, expected))
 
 
 def tell(views: bool, activity: Activity, read: Rows, write: Rows, host: jax.Array) -> Word:
@@ -92,8 +98,9 @@ def tell(views: bool, activity: Activity, read: Rows, write: Rows, host: jax.Arr
     """
     words = jnp.stack([_any(activity.active), activity.visible, read, write])
     active, visible, read, write = exchange.union(words)
-    raw, war = read & ~write & active, write & visible & ~active
-    counts = jnp.stack([count(active), count(read), count(write & active), count(raw), count(war)])
+    sets = (active, read, waw(active, write), raw(active, read, write),
+            war(visible, active, write))
+    counts = jnp.stack([count(rows) for rows in sets])
     own = jnp.concatenate([activity.numbers, host, activity.pairs.astype(jnp.float32)])
     numbers, host, pairs = jnp.split(exchange.every(own), [len(NUMBERS), len(NUMBERS) + 2], axis=1)
     return Word(active, visible, read, write, counts, numbers, pairs.astype(jnp.int32), host,
@@ -108,7 +115,7 @@ def gate(activity: Activity, delayed: Rows, skipped: Rows, mean: jax.Array, tau:
     """
     rows = row_list(delayed, room)
     magnitude = exchange.total(activity.magnitude.at[rows].get(mode="fill", fill_value=0)[:, None], kind)[:, 0]
-    passes = (magnitude <= tau * mean) & jnp.isfinite(mean)
+    passes = low_impact(magnitude, mean, tau)
     failing = jnp.sum((rows < 8 * delayed.size) & ~passes, dtype=jnp.int32)
     return jnp.stack([failing, count(delayed & skipped).astype(jnp.int32)])
 
@@ -121,7 +128,4 @@ def row_list(rows: Rows, room: int) -> jax.Array:
 
 def _any(words: Rows) -> Rows:
     """Union over the first axis of packed sets [S, N/8]."""
-    result = words[0]
-    for row in words[1:]:
-        result = result | row
-    return result
+    return reduce(or_, words)

@@ -119,18 +119,17 @@ class Trainer:
 
     def _settles(self, step: int, pictures: bool) -> bool:
         """Whether anything but the next unit needs the state after ``step``."""
-        config = self._config
-        drawn = pictures and config.image_every and step % config.image_every == 0
-        saves = step % config.checkpoint_every == 0 or step == config.iterations
+        drawn = pictures and self._due(self._config.image_every, step)
+        saves = self._due(self._config.checkpoint_every, step) or step == self._config.iterations
         return bool(drawn or saves or self._pipeline.events(step))
 
     def _settled(self, step: int, picture: Callable[[int, Any], None] | None) -> None:
         at, config = self.position, self._config
         self._structural(step)
         at.state = self._engine.state()
-        if picture and config.image_every and step % config.image_every == 0:
+        if picture and self._due(config.image_every, step):
             picture(step, at.state)
-        if step % config.checkpoint_every == 0:
+        if self._due(config.checkpoint_every, step):
             self.save()
 
     def _structural(self, step: int) -> None:
@@ -149,6 +148,11 @@ class Trainer:
         self._engine.load(state)
         if len(state.alive) != capacity:
             self.position.rooms.rebuild(growth(state))
+
+    @staticmethod
+    def _due(every: int, step: int) -> bool:
+        """Whether ``step`` is one of every so many; never if ``every`` is 0."""
+        return every > 0 and step % every == 0
 
     @staticmethod
     def _tell(numbers: StepNumbers | None, after_step: Callable[[StepNumbers], None]) -> None:

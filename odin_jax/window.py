@@ -136,7 +136,7 @@ class Runtime:
         first = told.urgent(decision)
         urgent = word.active & {Action.PROCEED: word.active & 0, Action.PARTIAL: word.read,
                                 Action.DELAYED: word.write}[decision.action]
-        late = word.read & ~word.write & word.active if decision.action is Action.DELAYED else None
+        late = word.delayed if decision.action is Action.DELAYED else None
         pending = Publication(step, produced, word.active, word.visible, urgent, first,
                               told.active - first, inputs)
         self._urgent_published(step, urgent)
@@ -146,10 +146,9 @@ class Runtime:
 
     def _decide(self, told: _Told, blocking: str | None, produced: Produced, word: Word) -> Decision:
         def gate() -> tuple[int, int]:
-            delayed = word.read & ~word.write & word.active
-            skipped = delayed & 0 if self.now.skipped is None else self.now.skipped
+            skipped = word.active & 0 if self.now.skipped is None else self.now.skipped
             failing, again = self._executor.gate(
-                produced, delayed, skipped, told.mean_magnitude, self.admission.tau, told.raw)
+                produced, word.delayed, skipped, told.mean_magnitude, self.admission.tau, told.raw)
             return int(failing), int(again)
 
         counts = Counts(told.active, told.read, told.waw, told.raw, told.war, told.alive)

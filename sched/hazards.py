@@ -49,6 +49,12 @@ def ratio(delayed: Rows, read_b: Rows) -> Any:
     return count(delayed) / xp.maximum(count(read_b), 1)
 
 
+def low_impact(magnitude_a: Any, mean: Any, tau: float) -> Any:
+    """Rows whose ``‖g_A(p)‖`` [N] is at most τ times its ``mean`` over ``C_A``; none where the mean is not finite."""
+    xp = magnitude_a.__array_namespace__()
+    return (magnitude_a <= tau * mean) & xp.isfinite(mean)
+
+
 def high_impact(delayed: Rows, active_a: Rows, magnitude_a: Any, tau: float) -> Rows:
     """Rows of D that fail the gradient gate: bool [N], all arguments bool or float [N].
 
@@ -58,7 +64,7 @@ def high_impact(delayed: Rows, active_a: Rows, magnitude_a: Any, tau: float) -> 
     """
     xp = magnitude_a.__array_namespace__()
     mean = xp.where(active_a, magnitude_a, 0).sum() / xp.maximum(active_a.sum(), 1)
-    return delayed & ~(active_a & (magnitude_a <= tau * mean) & xp.isfinite(mean))
+    return delayed & ~(active_a & low_impact(magnitude_a, mean, tau))
 
 
 class Action(enum.Enum):

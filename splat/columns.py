@@ -56,3 +56,8 @@ def always(array: jax.Array) -> jax.Array:
     """[] bool that holds for whatever ``array`` holds, NaN too, and that no compiler knows to hold."""
     value = array[(0,) * array.ndim]
     return (value <= 0) | ~(value < 0)
+
+
+def per_row(values: jax.Array, like: jax.Array) -> jax.Array:
+    """``values`` [N], one per row, shaped to broadcast against ``like`` [N, ...]."""
+    return values.reshape(values.shape + (1,) * (like.ndim - 1))

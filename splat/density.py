@@ -23,6 +23,7 @@ import numpy as np
 from flax import struct
 from scipy.special import ndtri
 
+from splat.columns import per_row
 from splat.gaussians import Gaussians
 
 ROW_MULTIPLE = 256  # capacities are multiples of this
@@ -180,7 +181,7 @@ def grow(gaussians: Gaussians, arrangement: Arrangement) -> Gaussians:
 
 def forget(tree: Any, rows: jax.Array) -> Any:
     """A pytree of row arrays with the marked ``rows`` [N] set to zero."""
-    return jax.tree.map(lambda array: jnp.where(rows.reshape(rows.shape + (1,) * (array.ndim - 1)), 0, array), tree)
+    return jax.tree.map(lambda array: jnp.where(per_row(rows, array), 0, array), tree)
 
 
 def reset_opacity(gaussians: Gaussians, most: float) -> Gaussians:

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from splat.columns import per_row
 from splat.gaussians import COLOUR_FIELDS, GEOMETRY_FIELDS, Gaussians
 
 BETA1 = 0.9
@@ -167,7 +168,7 @@ def _moments(
 
 def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
     """``jnp.where`` with a condition per row ([N]) or for all ([])."""
-    return jnp.where(rows.reshape(rows.shape + (1,) * (yes.ndim - 1)) if rows.ndim else rows, yes, no)
+    return jnp.where(per_row(rows, yes) if rows.ndim else rows, yes, no)
 
 
 def _apply(field, count: jax.Array, *trees) -> tuple[Gaussians, AdamState]:

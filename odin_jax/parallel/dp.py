@@ -49,7 +49,7 @@ class DataParallel:
         self._masked, self._stop = has_masks(scene), False
 
     def start(self, step: int, stop: bool) -> Started:
-        views = self._balance.assign(self._sorted(self._plan.unit(step - 1)))
+        views = self._balance.assign(np.array(self._feed.by_size(self._plan.unit(step - 1))))
         unit = Assigned(self._unit(step, views), views)
         planned = self._plan.windows[(step - 2) % len(self._plan.windows)]
         self._runtime.stopping = stop
@@ -80,11 +80,6 @@ class DataParallel:
     def close(self) -> None:
         self._executor.close()
         self._feed.close()
-
-    def _sorted(self, views: np.ndarray) -> np.ndarray:
-        """A unit's views by image size, so that views of one place are of one size where that is possible."""
-        photos = [self._scene.photos[self._scene.train[view]] for view in views]
-        return views[np.lexsort(([photo.height for photo in photos], [photo.width for photo in photos]))]
 
     def _open_rooms(self) -> None:
         """Rooms for every size of photo, now that the state is at hand: the updates of later units use it up."""

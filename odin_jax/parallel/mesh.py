@@ -30,11 +30,6 @@ class Ranks:
         self.local = [rank for rank, device in enumerate(devices) if device.process_index == self.process]
         self._devices = [devices[rank] for rank in self.local]
 
-    @property
-    def first(self) -> bool:
-        """Whether this process writes what is written once."""
-        return self.process == 0
-
     def program(self, function: Callable[..., Any], ins: Sequence[Any], outs: Any,
                 donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """``function`` compiled to run on every rank; it may use collectives over ``RANKS``.
