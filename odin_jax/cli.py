@@ -28,7 +28,7 @@ COMMANDS = {
     "view": (
         "scripts.view",
         "ViewConfig",
-        "look at a trained scene in the browser (needs the extra: viewer)",
+        "look at a trained scene in the browser (needs viser: pip install viser)",
     ),
     "launch": ("scripts.launch", "LaunchConfig", "start several processes of a command: odin launch … -- train …"),
     "demo": ("scripts.demo", "DemoConfig", "build the embedded scene, train it, show what came out"),

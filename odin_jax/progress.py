@@ -55,6 +55,8 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._live:
             self._live.start()
+        if self._first <= self._iterations:
+            self.say("compiling the first step; on a CPU that can take a minute")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -129,7 +129,7 @@ def _train(session: Session, team: Team, position: Position, saved: bool) -> int
     account = Account(run if leads else None, position.step)
     engine = engine_of(config, session.scene, session.pipeline, position, account)
     trainer = Trainer(config, session.pipeline, engine, position, checkpoints, position.step if saved else None)
-    with Interrupt() as interrupt:
+    with Interrupt(quiet=not leads) as interrupt:
         try:
             numbers, stopped = _loop(session, team, trainer, interrupt)
         finally:

@@ -22,7 +22,7 @@ class TrainConfig:
     iterations: int = 30_000  # optimizer steps
     downscale: float = 1  # divide the photos' sides by this
     batch: int = 1  # views per optimizer step
-    cap: int | None = None  # most Gaussians there may ever be; None: no limit
+    cap: int | None = None  # most Gaussians there may ever be; None: 20 × iterations below 7,000, else no limit
     seed: int = 0  # all random numbers follow from it
     resume: str = "auto"  # auto, never, or the path of a run or checkpoint to continue from
     test_every: int = 8  # every n-th photo by name is kept for testing; 0: none
@@ -35,23 +35,26 @@ class TrainConfig:
     log_every: int = 100  # steps between TensorBoard scalars
     image_every: int = 1000  # steps between TensorBoard images; 0: none
     photo_cache_mb: int = 1024  # host memory for decoded photos, MB
-    tensorboard: bool = True  # write DIR/tensorboard
+    tensorboard: bool = True  # write tensorboard/ into the run's folder
     lpips: bool = True  # measure LPIPS (VGG) on the test views at the end, where they have 16 pixels a side
     cache_dir: Path | None = None  # compiled programs are kept here; None: the user's cache folder
     path: Literal["sync-dense", "sync", "quality", "throughput"] | None = None  # what units wait for; None: quality
     tau: float = 0.2  # throughput: share of rows, and of the mean gradient, up to which rows are read late, 0..1
     parallel: Literal["dp"] = "dp"  # what ranks share: dp, each has all rows and some of the views
     exchange: Literal["psum", "ordered"] = "psum"  # sum over ranks: as fast as can be, or bit-reproducible
-    executor: Literal["auto", "fused", "lanes"] = "auto"  # one program per window, or two lanes of threads
+    executor: Literal["auto", "fused", "lanes"] = "auto"  # fused: one program; lanes: two threads; auto: by device
     plan: Path | None = None  # schedule written by `odin plan`; None: made at the start
-    regions: int = 4  # logical groups K of the schedule
-    ablate: tuple[Literal["lp", "sds", "sas", "dds", "das", "hogwild"], ...] = ()  # parts to leave out
+    regions: int = 4  # groups K of strongly coupled views in the schedule
+    # Parts of the scheduling to leave out, to see what they bring: lp groups of views, sds order of units, sas which
+    # windows block, dds views to ranks, das validation, hogwild groups, order and validation
+    ablate: tuple[Literal["lp", "sds", "sas", "dds", "das", "hogwild"], ...] = ()
     hosts_from: Literal["auto", "slurm", "mpi", "env"] | None = "auto"  # where the processes of the run are named
     coordinator: str | None = None  # HOST:PORT of process 0
     num_processes: int | None = None  # processes of the run
     process_id: int | None = None  # which of them this is, from 0
     devices: int | None = None  # simulated CPU devices of this process; None: the devices there are
-    gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)  # options of the 3DGS pipeline
+    # options of the 3DGS pipeline; defaults that count steps shrink to fit below 30,000 iterations
+    gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)
 
 
 AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,

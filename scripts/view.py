@@ -20,7 +20,7 @@ from splat.sh import C0
 
 @dataclass(frozen=True)
 class ViewConfig:
-    """Look at a trained scene in the browser (needs the extra: pip install 'odin-jax[viewer]')."""
+    """Look at a trained scene in the browser (needs viser: pip install viser)."""
 
     dir: Annotated[Path, tyro.conf.Positional]  # folder written by `odin train --out` or `odin import --out`
     host: str = "127.0.0.1"  # address to listen on
@@ -35,7 +35,7 @@ def main(config: ViewConfig) -> None:
     try:
         viser: Any = importlib.import_module("viser")
     except ImportError as error:
-        raise UserError("the viewer is not installed; run: pip install 'odin-jax[viewer]'") from error
+        raise UserError("the viewer is not installed; run: pip install viser") from error
     server = viser.ViserServer(host=config.host, port=config.port)
     server.scene.add_gaussian_splats("/scene", **splats(run.gaussians))
     _place_cameras(server, run)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
+
+import tyro
 
 from splat.density import DensityRules
 from splat.errors import UserError
@@ -20,35 +22,33 @@ INSIDE_0_1 = ("start_opacity", "reset_opacity")
 class Gs3dConfig:
     """3DGS as published (spec §0.4, §1.5, §5). Steps are optimizer steps and count from 1."""
 
-    iterations: int = PUBLISHED_ITERATIONS  # steps; the last one takes no optimizer step
-    position_lr_start: float = 1.6e-4  # of the means at the start, per unit of scene extent
-    position_lr_end: float = 1.6e-6  # of the means from position_lr_steps on, per unit of scene extent
-    position_lr_steps: int = 30_000  # steps over which it falls, log-linearly
-    sh_dc_lr: float = 0.0025  # of the degree-0 coefficients
-    sh_rest_lr: float = 0.0025 / 20  # of the coefficients of degrees 1 to 3
-    opacity_lr: float = 0.025  # of the opacity logits (0.05 in the release of 2023)
-    scale_lr: float = 0.005  # of the log-scales
-    rotation_lr: float = 0.001  # of the quaternions
+    iterations: Annotated[int, tyro.conf.Suppress] = PUBLISHED_ITERATIONS  # steps; the last one takes no optimizer step
+    position_lr_start: float = 1.6e-4  # learning rate of the means at the start, per unit of scene extent
+    position_lr_end: float = 1.6e-6  # learning rate of the means from position_lr_steps on
+    position_lr_steps: int = 30_000  # steps over which the rate of the means falls, log-linearly
+    sh_dc_lr: float = 0.0025  # learning rate of the colour coefficients of degree 0
+    sh_rest_lr: float = 0.0025 / 20  # learning rate of the colour coefficients of degrees 1 to 3
+    opacity_lr: float = 0.025  # learning rate of the opacity logits (0.05 in the release of 2023)
+    scale_lr: float = 0.005  # learning rate of the log-scales
+    rotation_lr: float = 0.001  # learning rate of the quaternions
     optimizer: Literal["adam", "sparse_adam"] = "adam"  # sparse: visible rows only, no bias correction
-    batch: int = 1  # views per step, as far as the √B rule is concerned
-    batch_rule: Literal["none", "sqrt"] = "none"  # sqrt: rates × √B, ε/√B, β^B (spec §6.3)
+    batch: Annotated[int, tyro.conf.Suppress] = 1  # views B per step, for batch_rule
+    batch_rule: Literal["none", "sqrt"] = "none"  # sqrt: learning rates × √B, ε/√B, β^B, as Grendel does
     sh_every: int = 1000  # steps until the next SH degree
     densify_from: int = 500  # densify after this step
     densify_until: int = 15_000  # statistics, densification and resets before this step
-    densify_every: int = 100  # steps
+    densify_every: int = 100  # steps between densifications
     grad_threshold: float = 2e-4  # mean norm of the position gradient, NDC units, that makes a row grow
-    split_share: float = 0.01  # rows larger than this share of the extent are split, others cloned
+    split_share: float = 0.01  # growing rows larger than this share of the scene extent are split, others cloned
     prune_opacity: float = 0.005  # rows with less opacity are pruned
-    prune_share: float = 0.1  # rows larger than this share of the extent are pruned …
-    prune_large_from: int = 3000  # … after this step
+    prune_share: float = 0.1  # rows larger than this share of the scene extent are pruned, after prune_large_from
+    prune_large_from: int = 3000  # large rows are pruned after this step
     reset_every: int = 3000  # steps between opacity resets
     reset_opacity: float = 0.01  # what opacities are reset to at most
-    white_background: bool = (
-        False  # adds an opacity reset at densify_from, as published for white backgrounds
-    )
-    start_opacity: float = 0.1  # of the first rows
-    cap: int | None = None  # most rows there may ever be; None: no limit
-    growth_limit: int | None = None  # rows from which on densification adds none; None: no limit
+    white_background: bool = False  # one more opacity reset at densify_from; on with --background white
+    start_opacity: float = 0.1  # opacity of the first rows
+    cap: Annotated[int | None, tyro.conf.Suppress] = None  # most rows there may ever be; None: no limit
+    growth_limit: int | None = None  # rows from which on densification adds none; None: 20 × steps below 7,000 steps
     capacity_growth: float = 1.5  # ratio of one row capacity to the next; each change recompiles the step
     antialias: bool = False  # scale opacity by the footprint lost to the low-pass filter
 

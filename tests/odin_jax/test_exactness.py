@@ -72,8 +72,8 @@ def test_planted_faults_are_noticed(two):
 
 
 def test_one_program_per_window_gives_the_bits_of_two_lanes_whatever_the_room():
-    fused = {"executor": "fused", "steps": 24}
-    sync, quality, lanes, small = run(2, {"path": "sync", **fused}, fused, {"steps": 24}, {**TIGHT, **fused})
+    fused = {"executor": "fused", "steps": 16}
+    sync, quality, lanes, small = run(2, {"path": "sync", **fused}, fused, {"steps": 16}, {**TIGHT, **fused})
     assert sync["bits"] == quality["bits"] == lanes["bits"]
     assert small["bits"] == quality["bits"] and small["rooms"] > [1024]
     assert quality["actions"]["partial"] > 3
