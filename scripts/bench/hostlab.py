@@ -85,6 +85,7 @@ def hostlab(hosts: int, mbit: float) -> Iterator[Lab]:
         yield Lab(members, mbit)
     finally:
         for host in members:
+            subprocess.run(["ip", "link", "delete", f"{host.name}o"], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
             shutil.rmtree(f"/etc/netns/{host.name}", ignore_errors=True)
         subprocess.run(["ip", "link", "delete", bridge], capture_output=True, check=False)

@@ -34,9 +34,9 @@ class WindowConfig:
 
     scene: Path  # capture
     out: Path  # folder for the runs and window.json
-    iterations: int = 48  # optimizer steps of each run
+    iterations: int = 40  # optimizer steps of each run
     batch: int = 4  # views per optimizer step
-    downscale: float = 2  # divide the photos' sides by this
+    downscale: float = 1  # divide the photos' sides by this
     repeats: int = 2  # runs of sync and quality, in turn
     skip: int = 12  # first windows left out of the numbers: programs are compiled there
     timeout_s: float = 1800  # of one run
