@@ -46,7 +46,7 @@ class Progress:
         """``quiet``: another process shows the line."""
         self._first, self._iterations = first_step, iterations
         self._start = self._spoken = time.perf_counter()
-        self._samples = 0
+        self._samples = self._steps = 0
         self.loss = self.mse = math.nan
         self._console = Console(quiet=quiet)
         terminal = self._console.is_terminal
@@ -65,7 +65,7 @@ class Progress:
 
     @property
     def samples_per_s(self) -> float:
-        """Trained views per second since this process's first step."""
+        """Trained views per second after this process's first step, which compiles; 0 before the second one."""
         return self._samples / max(time.perf_counter() - self._start, 1e-9)
 
     @property
@@ -75,17 +75,22 @@ class Progress:
 
     def numbers(self) -> dict[str, float]:
         """What the record keeps of this process's steps; empty when there was none."""
-        if not self._samples:
+        if not self._steps:
             return {}
-        return {"samples_per_s": self.samples_per_s, "train_psnr": self.psnr, "train_loss": self.loss}
+        speed = {"samples_per_s": self.samples_per_s} if self._samples else {}
+        return {**speed, "train_psnr": self.psnr, "train_loss": self.loss}
 
     def step(self, numbers: StepNumbers) -> None:
         """Take one step's numbers and refresh the line."""
         keep = SMOOTHING if self.loss == self.loss else 0.0
         self.loss = numbers.loss if keep == 0 else keep * self.loss + (1 - keep) * numbers.loss
         self.mse = numbers.mse if keep == 0 else keep * self.mse + (1 - keep) * numbers.mse
-        self._samples += numbers.samples
         now = time.perf_counter()
+        if self._steps == 0:
+            self._start = now
+        else:
+            self._samples += numbers.samples
+        self._steps += 1
         last = numbers.step == self._iterations
         if self._live:
             self._live.update(Text(self.line(numbers)), refresh=last)
@@ -95,12 +100,13 @@ class Progress:
 
     def line(self, numbers: StepNumbers) -> str:
         """step, loss, PSNR, Gaussians, samples/s, time left."""
-        done = max(1, numbers.step - self._first + 1)
-        spent = time.perf_counter() - self._start
-        left = spent / done * (self._iterations - numbers.step)
+        left = "?"
+        if self._steps > 1:
+            spent = time.perf_counter() - self._start
+            left = duration(spent / (self._steps - 1) * (self._iterations - numbers.step))
         return (
             f"step {numbers.step}/{self._iterations}  loss {self.loss:.4f}  PSNR {self.psnr:.2f} dB  "
-            f"Gaussians {numbers.gaussians:,}  {self.samples_per_s:.2f} samples/s  left {duration(left)}"
+            f"Gaussians {numbers.gaussians:,}  {self.samples_per_s:.2f} samples/s  left {left}"
         )
 
     def say(self, line: str) -> None:

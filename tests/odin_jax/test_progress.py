@@ -54,3 +54,16 @@ def test_a_file_that_cannot_be_written_is_told_once_and_nothing_stops(tmp_path, 
         scalars.image("view", np.zeros((4, 6, 3), np.uint8), step)
     scalars.close()
     assert capsys.readouterr().out.count("TensorBoard files cannot be written") == 1
+
+
+def test_the_estimate_leaves_out_the_first_step_which_compiles(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    progress = Progress(1, 10)
+    first, second = (NUMBERS.__class__(step, 0.5, 0.1, 3, 7, 1) for step in (1, 2))
+    now[0] = 60.0
+    progress.step(first)
+    assert progress.numbers().keys() == {"train_psnr", "train_loss"}
+    now[0] = 61.0
+    progress.step(second)
+    assert progress.line(second).endswith("1.00 samples/s  left 0:08")
