@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odin_jax.explain import ACTIONS, Explained, Windows
 from splat.errors import UserError
 from splat.io.files import atomic_write
+
+if TYPE_CHECKING:
+    from odin_jax.locality import ViewShares
 
 BINS = 60  # most columns of the decisions, and points of the running medians
 MEDIAN_OF = 8  # steps, at least, behind a point of a running median
@@ -32,17 +35,37 @@ def draw(folder: Path, run: Explained, baseline: Explained | None) -> list[Path]
     """
     windows = run.windows
     assert windows is not None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; copy the run to where you may write") from error
     figures = (plot_waits([one for one in (baseline, run) if one is not None]),
                plot_decisions(windows), plot_scopes(windows), plot_idle(windows))
-    paths = [folder / name for name in PICTURES]
+    paths = [_folder(folder) / name for name in PICTURES]
     for path, figure in zip(paths, figures, strict=True):
         with atomic_write(path) as file:
             figure.savefig(file, format="png", dpi=DPI)
     return paths
+
+
+def draw_locality(folder: Path, shares: ViewShares) -> Path:
+    """Write the shares of rows of single views into ``folder``; the path. Raises UserError where it cannot."""
+    path = _folder(folder) / "locality.png"
+    with atomic_write(path) as file:
+        plot_locality(shares).savefig(file, format="png", dpi=DPI)
+    return path
+
+
+def plot_locality(shares: ViewShares) -> Any:
+    """Share of the living rows that single views may touch, update and update by much (paper Fig. 3)."""
+    figure, (left, right) = _figure(10, 4, 2)
+    parts = (("geometry", shares.geometry, "#08519c"), ("computational", shares.computation, "#31a354"),
+             (f"importance (τ = {shares.tau:g})", shares.importance, "#d62728"))
+    order = np.argsort(-shares.geometry, kind="stable")
+    for at, (label, values, colour) in enumerate(parts):
+        left.bar_label(left.bar(at, values.mean(), color=colour), fmt="%.2f", fontsize=8)
+        right.plot(values[order], ".-", color=colour, label=label)
+    left.set_xticks(range(3), [label for label, _, _ in parts])
+    left.set(ylabel="share of living rows", ylim=(0, 1.02), title=f"Mean over {len(order)} views, step {shares.step:,}")
+    right.set(xlabel="views, most rows first", ylim=(0, 1.02), title="Each view")
+    right.legend(fontsize=8)
+    return figure
 
 
 def plot_waits(runs: Sequence[Explained]) -> Any:
@@ -126,6 +149,14 @@ def plot_idle(windows: Windows) -> Any:
     ax.set_xticks(ranks)
     ax.legend(fontsize=8)
     return figure
+
+
+def _folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; copy the run to where you may write") from error
+    return folder
 
 
 def _stack(windows: Windows) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import tyro
@@ -16,6 +16,9 @@ from odin_jax import figures
 from odin_jax.explain import Explained, Windows, compare, decisions, read_run
 from odin_jax.runs import RunFolder
 from splat.errors import UserError
+
+if TYPE_CHECKING:
+    from odin_jax.locality import ViewShares
 
 MEASURES = (
     ("psnr", "{:.2f}"),
@@ -37,6 +40,7 @@ class ReportConfig:
     dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]  # folders written by `odin train --out`
     baseline: Path | None = None  # a run of --path sync on the same scene, batch and ranks, to compare with
     from_step: int = 1  # windows before this step are left out; the first ones hold compilation
+    locality: int = 0  # training views to measure: which share of the rows each may touch and updates; takes a while
 
 
 def main(config: ReportConfig) -> None:
@@ -48,12 +52,20 @@ def main(config: ReportConfig) -> None:
         raise UserError("no run is named; give one or more folders written by `odin train --out`")
     if config.from_step < 1:
         raise UserError(f"--from-step {config.from_step}: must be at least 1")
+    if config.locality < 0:
+        raise UserError(f"--locality {config.locality}: must be 0 or a number of views")
     runs = [read_run(path, config.from_step) for path in config.dirs]
     baseline = read_run(config.baseline, config.from_step) if config.baseline else None
     compared = [compare(run, baseline) for run in runs] if baseline else [None] * len(runs)
     console = Console()
     console.print(_records([*runs, *([baseline] if baseline else [])]))
     for run, numbers in zip(runs, compared, strict=True):
+        if config.locality:
+            from odin_jax.locality import view_shares  # needs JAX, which the rest of a report does without
+
+            shares = view_shares(run.path, config.locality)
+            console.print(_locality(shares))
+            _say(console, f"wrote {figures.draw_locality(run.path / 'report', shares)}")
         if run.windows is None:
             _say(console, f"{run.path}: no windows, the run had one device and waited for nobody")
             continue
@@ -136,6 +148,17 @@ def _rows(windows: Windows) -> Table:
     return table
 
 
+def _locality(shares: ViewShares) -> Table:
+    """Shares of rows that single views touch and update (paper Fig. 3)."""
+    table = Table(f"rows of a view after step {shares.step:,}", "mean", "median", "least", "most")
+    rows = {"geometry: may be read": shares.geometry, "computational: has a gradient": shares.computation,
+            f"importance: above {shares.tau:g} × the mean": shares.importance}
+    for name, values in rows.items():
+        spread = (values.mean(), np.median(values), values.min(), values.max())
+        table.add_row(name, *(f"{value:.1%}" for value in spread))
+    return table
+
+
 def _window_line(run: Explained, windows: Windows) -> str:
     batch = run.record.get("batch")
     speed = f", {windows.samples_per_s(batch):.2f} samples/s" if isinstance(batch, int) else ""
@@ -146,8 +169,7 @@ def _window_line(run: Explained, windows: Windows) -> str:
 def _rank_line(run: Explained, windows: Windows) -> str:
     idle, skew, processes = windows.idle, windows.skew, run.record.get("processes")
     shared = isinstance(processes, list) and len(processes) < len(idle)
-    return (f"importance shares are left out: windows keep no gradient of single rows\n"
-            f"outside forward and backward: {idle.min():.1%} to {idle.max():.1%} of a rank's time, of it waiting for "
+    return (f"outside forward and backward: {idle.min():.1%} to {idle.max():.1%} of a rank's time, of it waiting for "
             f"slower ranks {skew.min():.1%} to {skew.max():.1%}"
             + (" (ranks of one process are timed together)" if shared else ""))
 

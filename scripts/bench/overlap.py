@@ -23,6 +23,7 @@ from splat.errors import UserError
 
 FAST_MBIT = 10_000.0  # of the calibration: as good as no limit
 PATHS = ("sync-dense", "sync", "quality", "throughput")
+PUBLICATION = ("urgent geometry", "urgent colour", "rest", "whole")  # parts; the other waits are for slower ranks
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,18 @@ def _measured(config: OverlapConfig, start: Path, path: str, mbit: float, name: 
 
 
 def numbers(run: Path, skip: int) -> dict[str, float]:
-    """Seconds per step, by what they went to, and PSNR of a run folder; the first ``skip`` windows are left out."""
+    """Seconds per step, by what they went to, and PSNR of a run folder; the first ``skip`` windows are left out.
+
+    ``wait_s`` and ``exposed_share``: for publications; ``ranks_s``: for slower ranks and what all tell each other.
+    """
     lines = [json.loads(line) for line in (run / "windows.jsonl").read_text().splitlines()][skip:-1]
     record = json.loads((run / "record.json").read_text())
-    waits = [sum(line["waits_s"].values()) for line in lines]
+    waits = [sum(line["waits_s"].get(part, 0.0) for part in PUBLICATION) for line in lines]
+    ranks = [sum(line["waits_s"].values()) - wait for line, wait in zip(lines, waits, strict=True)]
     step = statistics.median(line["wall_s"] for line in lines)
     compute = statistics.median(max(line["seconds"]) for line in lines)
     return {"step_s": step, "compute_s": compute, "wait_s": statistics.median(waits),
+            "ranks_s": statistics.median(ranks),
             "exposed_share": sum(waits) / sum(line["wall_s"] for line in lines),
             "sent_mb": statistics.mean(sum(line["sent_bytes"].values()) for line in lines) / 1e6,
             "urgent_share": sum(line["urgent"] for line in lines) / max(sum(line["active"] for line in lines), 1),
