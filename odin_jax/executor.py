@@ -145,11 +145,15 @@ class Programs:
         return exchange.bytes_of_total(rows, wide, self.ranks.count)
 
     def compute(self, room: int):
-        """(state, views, step) → ``Produced``."""
-        def run(state, views, step):
-            return stages.compute(self.pipeline, self.ranks.count, room, state, views, step)
+        """(state, views, step, bins) → ``Produced``."""
+        def run(state, views, step, binned):
+            return stages.compute(self.pipeline, self.ranks.count, room, state, views, step, binned)
 
-        return self.program(("compute", room), run, (self.state_kinds, OWN, SAME), OWN)
+        return self.program(("compute", room), run, (self.state_kinds, OWN, SAME, OWN), OWN)
+
+    def bins(self, room: int):
+        """(state, views) → what ``compute`` needs of geometry alone, or None."""
+        return self.program(("bins", room), partial(stages.bins, self.pipeline, room), (self.state_kinds, OWN), OWN)
 
     def scope(self):
         """(state, cameras, expected, step) → R⁺, W⁺ of each rank's views."""

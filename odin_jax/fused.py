@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -109,16 +110,18 @@ class Fused:
     def _count(self, pending: Publication, name: str, fields: tuple[str, ...], room: int) -> None:
         self.times.add_sent(name, self._programs.bytes_of(pending.produced.grads, fields, room))
 
-    def _compute(self, room: int, state: Any, views: Any, step: Any) -> Produced:
-        """Forward and backward, compiled alike in every program that holds it."""
-        def run(state: Any, views: Any, step: Any) -> Produced:
-            return stages.compute(self._pipeline, self._programs.ranks.count, room, state, views, step)
+    def _bins(self, room: int, state: Any, views: Any, step: Any) -> Any:
+        """What the views need of geometry alone, compiled alike in every program that holds it."""
+        return apart(partial(stages.bins, self._pipeline, room), step >= 0, state, views)
 
-        return apart(run, step >= 0, state, views, step)
+    def _compute(self, room: int, state: Any, views: Any, step: Any, binned: Any) -> Produced:
+        """Forward and backward, compiled alike in every program that holds it."""
+        run = partial(stages.compute, self._pipeline, self._programs.ranks.count, room)
+        return apart(run, step >= 0, state, views, step, binned)
 
     def _alone(self, room: int) -> Any:
         def run(state: Any, views: Any, step: Any) -> Produced:
-            return self._compute(room, state, views, step)
+            return self._compute(room, state, views, step, self._bins(room, state, views, step))
 
         return self._programs.program(("alone", room), run, (self._programs.state_kinds, OWN, SAME), OWN)
 
@@ -128,7 +131,7 @@ class Fused:
             if restored:
                 indices, parameters = late
                 state = publish.with_parameters(self._pipeline, state, indices, parameters, step)
-            return self._compute(room, state, views, step)
+            return self._compute(room, state, views, step, self._bins(room, state, views, step))
 
         kinds = (self._programs.state_kinds, SAME, OWN, SAME)
         return self._programs.program(("again", room, restored), run, kinds, OWN)
@@ -154,8 +157,9 @@ class Fused:
         def run(state, grads, active, visible, urgent, inputs, views, step):
             state = publish.settle(self._pipeline, state, active, visible, inputs)
             state = self._part(state, grads, urgent, self._geometry, urgent_room, visible, inputs)
+            binned = self._bins(room, state, views, step)
             state = self._part(state, grads, urgent, self._colour, urgent_room, visible, inputs)
-            produced = self._compute(room, state, views, step)
+            produced = self._compute(room, state, views, step, binned)
             if rest_room == 0:
                 return state, produced, None
             indices = stages.row_list(active & ~urgent, rest_room)

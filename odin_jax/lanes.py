@@ -57,7 +57,7 @@ class Lanes:
         self._staged: list[Any] = []  # pieces that are being copied out of the gradients
 
     def start(self, state: Any, unit: Unit) -> None:
-        self._compute(state, unit, None)
+        self._compute(state, unit, None, self._bins(self._rooms.rooms[unit.size], state, unit))
 
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         first, others = self._programs.lists()(pending.active, pending.urgent)
@@ -66,9 +66,10 @@ class Lanes:
         rest = self._send(pending, "rest", others, self._geometry + self._colour, pending.rest_count)
         state = self._settle(state, pending)
         self._let_go(pending.produced.grads)
-        for part in urgent:
-            state = self._receive(state, part)
-        self._compute(state, unit, rest)
+        geometry, colour = urgent
+        state = self._receive(state, geometry)
+        binned = self._bins(self._rooms.rooms[unit.size], state, unit)  # runs while colour travels
+        self._compute(self._receive(state, colour), unit, rest, binned)
 
     def publish(self, state: Any, pending: Publication) -> Any:
         _, rows = self._programs.lists()(pending.active, pending.urgent)
@@ -85,7 +86,8 @@ class Lanes:
         assert self._running is not None
         state, unit, produced, started, rest = self._running
         self._running = None
-        produced = fitted(produced, self._rooms, unit.size, lambda room: self._run(room, state, unit))
+        produced = fitted(produced, self._rooms, unit.size, lambda room: self._run(
+            room, state, unit, self._bins(room, state, unit)))
         self.times.span(COMPUTE, unit.step, "forward and backward", started)
         self._seconds = time.perf_counter() - started
         if rest is not None:
@@ -109,13 +111,16 @@ class Lanes:
     def close(self) -> None:
         self._lane.shutdown(wait=False, cancel_futures=True)
 
-    def _compute(self, state: Any, unit: Unit, rest: _Part | None) -> None:
+    def _compute(self, state: Any, unit: Unit, rest: _Part | None, binned: Any) -> None:
         started = time.perf_counter()
-        produced = self._run(self._rooms.rooms[unit.size], state, unit)
+        produced = self._run(self._rooms.rooms[unit.size], state, unit, binned)
         self._running = _Running(state, unit, produced, started, rest)
 
-    def _run(self, room: int, state: Any, unit: Unit) -> Produced:
-        return self._programs.compute(room)(state, unit.views, scalar(unit.step))
+    def _bins(self, room: int, state: Any, unit: Unit) -> Any:
+        return self._programs.bins(room)(state, unit.views)
+
+    def _run(self, room: int, state: Any, unit: Unit, binned: Any) -> Produced:
+        return self._programs.compute(room)(state, unit.views, scalar(unit.step), binned)
 
     def _settle(self, state: Any, pending: Publication) -> Any:
         return self._programs.settle()(state, pending.active, pending.visible, pending.inputs)

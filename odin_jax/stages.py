@@ -62,9 +62,23 @@ class Word(NamedTuple):
         return raw(self.active, self.read, self.write)
 
 
-def compute(pipeline: Any, ranks: int, room: int, state: Any, views: tuple[View, ...], step: jax.Array) -> Produced:
-    """Forward and backward of a rank's views at 1-based ``step``; ``room`` is the static capacity for pairs."""
-    grads, evidence = pipeline.loss_and_grad(state, views, step, room)
+def bins(pipeline: Any, room: int, state: Any, views: tuple[View, ...]) -> Any:
+    """What a rank's views need of geometry alone, so that it can be made before colours are there (design §7).
+
+    None if the pipeline has no ``bins``: its ``loss_and_grad`` does all by itself.
+    """
+    hook = getattr(pipeline, "bins", None)
+    return hook(state, views, room) if callable(hook) else None
+
+
+def compute(pipeline: Any, ranks: int, room: int, state: Any, views: tuple[View, ...], step: jax.Array,
+            binned: Any) -> Produced:
+    """Forward and backward of a rank's views at 1-based ``step``; ``room`` is the static capacity for pairs.
+
+    ``binned``: from ``bins`` of the same geometry, views and room.
+    """
+    ready = {} if binned is None else {"bins": binned}
+    grads, evidence = pipeline.loss_and_grad(state, views, step, room, **ready)
     after = pipeline.observe(state, evidence, step)
     numbers = jnp.stack([evidence.loss, evidence.mse, jnp.sum(evidence.magnitude),
                          health.all_finite(grads).astype(jnp.float32)])

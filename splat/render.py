@@ -14,7 +14,7 @@ from splat import tiles
 from splat.cameras import Camera
 from splat.errors import UserError
 from splat.finite import check_camera, check_finite, check_size, is_concrete
-from splat.gaussians import Gaussians
+from splat.gaussians import COLOUR_FIELDS, Gaussians
 from splat.options import RenderOptions
 from splat.projection import project
 from splat.raster.blend import blend
@@ -38,7 +38,7 @@ class RenderOutput:
 
 def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
            background: jax.Array | None = None, sh_degree: int | jax.Array = 3, probe: jax.Array | None = None,
-           options: RenderOptions | None = None) -> RenderOutput:
+           options: RenderOptions | None = None, lists: tiles.TileLists | None = None) -> RenderOutput:
     """Render ``gaussians`` (N rows) from ``camera``.
 
     Pure; works under ``jit``, ``grad`` (to every field, to ``camera.view`` and ``camera.intrinsics``, to
@@ -49,7 +49,7 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
     Room for tile-row pairs is ``options.pair_capacity``. Left at None it is counted when the inputs are concrete; under
     a transformation it is ``16·N``, with small images cut into coarser tiles, which need fewer pairs. Where it does not
     suffice nothing is dropped: the outputs become NaN and ``overflow`` is set, so that the step can be repeated with a
-    larger one.
+    larger one. With ``lists``, made by :func:`bin_view` of the same geometry and camera, that room is theirs.
 
     Raises UserError without rows, for arrays of another shape or kind than stated, and where a row that is alive or
     the camera holds a number that is not finite and the numbers are concrete; under a transformation they cannot be
@@ -65,19 +65,21 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
     if is_concrete(camera):
         check_camera(camera)
     side = tile_side(camera.width, camera.height)
-    if options.pair_capacity is None:
+    if lists is None and options.pair_capacity is None:
         counted = is_concrete((gaussians, camera, alive))
         room = _counted(gaussians, camera, alive, options) if counted else max(PAIRS_PER_ROW * gaussians.count, 4096)
         options, side = dataclasses.replace(options, pair_capacity=room), side if counted else COARSE_TILE
-    return _render(gaussians, camera, alive, background, sh_degree, probe, options, side)
+    return _render(gaussians, camera, alive, background, sh_degree, probe, options, side, lists)
 
 
 # One compiled program where the caller has none; inlined into the caller's where they do.
 @functools.partial(jax.jit, static_argnames=("options", "side"), inline=True)
 def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, background: jax.Array | None,
-            sh_degree: int | jax.Array, probe: jax.Array | None, options: RenderOptions, side: int) -> RenderOutput:
+            sh_degree: int | jax.Array, probe: jax.Array | None, options: RenderOptions, side: int,
+            lists: tiles.TileLists | None) -> RenderOutput:
     proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
-    lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1, side)
+    if lists is None:
+        lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1, side)
     blended: Any = blend(proj.geometry, proj.features, lists, camera.width, camera.height)
     out = jnp.where(lists.overflow, jnp.nan, blended)
     image, depth, alpha = out[..., :3], out[..., 3], out[..., 4]
@@ -85,6 +87,20 @@ def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, backg
         image = image + (1 - alpha)[..., None] * background
     visible = tiles.touched(proj, camera.width, camera.height)
     return RenderOutput(image, alpha, depth, visible, lists.pairs, lists.overflow)
+
+
+def bin_view(gaussians: Gaussians, camera: Camera, pair_capacity: int, *, alive: jax.Array | None = None,
+             options: RenderOptions | None = None) -> tiles.TileLists:
+    """The tile lists of a view, of ``pair_capacity`` slots, for ``render(…, lists=…)``. Pure, jittable.
+
+    They follow from geometry alone (means, scales, rotations, opacities), so colours may still be on their way
+    (design §7).
+    """
+    colours = {name: jnp.zeros_like(getattr(gaussians, name)) for name in COLOUR_FIELDS}
+    bare = dataclasses.replace(gaussians, **colours)
+    proj = project(bare, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions())
+    side = tile_side(camera.width, camera.height)
+    return tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, pair_capacity, side)
 
 
 def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
