@@ -1,0 +1,78 @@
+"""The gradient of a task unit from that of one view: views of one shape run as a loop in one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from splat.gaussians import Gaussians
+from splat.pipelines.protocol import Evidence, View
+
+OfView = Callable[[View], tuple[Gaussians, Evidence]]
+
+
+def loss_and_grad(of_view: OfView, gaussians: Gaussians, views: Sequence[View]) -> tuple[Gaussians, Evidence]:
+    """Gradient of the mean loss over the views, and the evidence; jittable.
+
+    ``of_view`` gives the gradient of one view's loss with respect to ``gaussians`` and its evidence, whose ``active``
+    is [1, N] and whose ``pairs`` is [1]. Neither memory nor compile time grow with the number of views.
+    ``Evidence.magnitude`` sums the norms of each view's own gradient, not divided by their number: densification
+    thresholds stay those of single views (spec §6.4).
+    """
+    if len(views) == 1:
+        return of_view(views[0])
+
+    def add(total: tuple[Gaussians, Evidence], view: View) -> tuple[tuple[Gaussians, Evidence], Any]:
+        (grads, evidence), (grads_one, one) = total, of_view(view)
+        evidence = jax.tree.map(jnp.add, evidence, replace(one, active=None, pairs=None))
+        return (jax.tree.map(jnp.add, grads, grads_one), evidence), (one.active[0], one.pairs[0])
+
+    total, of_views, order = _nothing(gaussians), [], []
+    for places, alike in by_shape(views):
+        total, of_group = jax.lax.scan(add, total, alike)
+        of_views.append(of_group)
+        order += places
+    active, pairs = (jnp.concatenate(parts)[np.argsort(order)] for parts in zip(*of_views, strict=True))
+    grads, evidence = total
+    share = 1 / len(views)
+    return (
+        jax.tree.map(lambda field: field * share, grads),
+        replace(evidence, loss=evidence.loss * share, mse=evidence.mse * share, active=active, pairs=pairs),
+    )
+
+
+def by_shape(views: Sequence[View]) -> list[tuple[list[int], View]]:
+    """Places in the unit and the views stacked along a new first axis, for each combination of image size and mask or
+    none.
+    """
+    groups: dict[object, list[int]] = {}
+    for place, view in enumerate(views):
+        groups.setdefault((view.camera.width, view.camera.height, view.mask is None), []).append(place)
+    return [(places, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(views[place] for place in places)))
+            for places in groups.values()]
+
+
+def took_part(grads: Gaussians) -> jax.Array:
+    """[N] bool: rows with a gradient that is not zero, or no number."""
+    fields = [(field != 0).reshape(len(field), -1).any(axis=1) for field in jax.tree.leaves(grads)]
+    return jnp.stack(fields).any(axis=0)
+
+
+def _nothing(gaussians: Gaussians) -> tuple[Gaussians, Evidence]:
+    """Gradient and evidence of no view."""
+    rows, dtype = (gaussians.count,), gaussians.means.dtype
+    zero = jnp.zeros((), dtype)
+    return jax.tree.map(jnp.zeros_like, gaussians), Evidence(
+        active=None,
+        magnitude=jnp.zeros(rows, dtype),
+        visible_count=jnp.zeros(rows, jnp.int32),
+        pairs=None,
+        overflow=jnp.zeros((), bool),
+        loss=zero,
+        mse=zero,
+    )
