@@ -4,6 +4,6 @@ from splat.cameras import Camera
 from splat.errors import UserError
 from splat.gaussians import Gaussians
 from splat.options import RenderOptions
-from splat.render import RenderOutput, count_pairs, render
+from splat.render import RenderOutput, bin_view, count_pairs, render
 
-__all__ = ["Camera", "Gaussians", "RenderOptions", "RenderOutput", "UserError", "count_pairs", "render"]
+__all__ = ["Camera", "Gaussians", "RenderOptions", "RenderOutput", "UserError", "bin_view", "count_pairs", "render"]

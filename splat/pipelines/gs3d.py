@@ -31,8 +31,9 @@ from splat.pipelines.gs3d_config import Gs3dConfig
 from splat.pipelines.protocol import Evidence, View
 from splat.pipelines.rows import Rows, StepInputs, only, present
 from splat.pipelines.state import SplatState
-from splat.render import count_pairs, render
+from splat.render import bin_view, count_pairs, render
 from splat.sh import C0
+from splat.tiles import TileLists
 
 SH_REST = 15  # coefficients of degrees 1 to 3
 
@@ -78,14 +79,25 @@ class Gs3d:
         """
         return _scope(state.gaussians, state.alive, camera, self.options())
 
+    def bins(self, state: SplatState, views: Sequence[View], pair_capacity: int) -> tuple[TileLists, ...]:
+        """The tile lists of each view, from geometry alone; jittable with ``pair_capacity`` static."""
+        def of_view(view: View) -> TileLists:
+            return bin_view(state.gaussians, view.camera, pair_capacity, alive=state.alive, options=self.options())
+
+        return unit.each(of_view, views)
+
     def loss_and_grad(
-        self, state: SplatState, views: Sequence[View], step: jax.Array, pair_capacity: int
+        self, state: SplatState, views: Sequence[View], step: jax.Array, pair_capacity: int,
+        bins: Sequence[TileLists] | None = None,
     ) -> tuple[Gaussians, Evidence]:
-        """Gradient of the mean loss over the views, and the evidence; jittable with ``pair_capacity`` static."""
+        """Gradient of the mean loss over the views, and the evidence; jittable with ``pair_capacity`` static.
+
+        ``bins``: what ``bins`` gives for the same geometry, views and capacity; None: made here.
+        """
         degree = schedule.sh_degree(step, self.config.sh_every)
         options = self.options(pair_capacity)
         of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, degree, options)
-        return unit.loss_and_grad(of_view, state.gaussians, views)
+        return unit.loss_and_grad(of_view, state.gaussians, views, bins)
 
     def update(self, state: SplatState, grads: Gaussians, evidence: Evidence, step: jax.Array) -> SplatState:
         """The statistics of the unit and one optimizer step; jittable, donate ``state`` at the jit boundary.
@@ -253,7 +265,8 @@ def _scope(
 
 
 def _view_loss_and_grad(
-    gaussians: Gaussians, alive: jax.Array, degree: jax.Array, options: RenderOptions, view: View
+    gaussians: Gaussians, alive: jax.Array, degree: jax.Array, options: RenderOptions, view: View,
+    lists: TileLists | None,
 ) -> tuple[Gaussians, Evidence]:
     """Gradient of one view's loss, and its evidence."""
     dtype = gaussians.means.dtype
@@ -269,6 +282,7 @@ def _view_loss_and_grad(
             sh_degree=degree,
             probe=probe,
             options=options,
+            lists=lists,
         )
         return photometric(out.image, photo, mask), out
 

@@ -100,6 +100,13 @@ class RowPipeline(Pipeline, Protocol):
     colour_fields: tuple[str, ...]  # fields that are read only to blend
     local_fields: tuple[str, ...]  # fields of the state that are sums over views and only structural events read
 
+    def bins(self, state: Any, views: Sequence[View], pair_capacity: int) -> Any:
+        """What ``loss_and_grad`` needs of geometry alone, e.g. tile lists; it then takes it as ``bins=``.
+
+        Made while the colours of the rows are still on their way (design §7). A pipeline may leave it out.
+        """
+        ...
+
     def observe(self, state: Any, evidence: Evidence, step: jax.Array) -> Any:
         """The state with the statistics of a unit added to its ``local_fields``."""
         ...

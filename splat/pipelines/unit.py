@@ -13,28 +13,30 @@ import numpy as np
 from splat.gaussians import Gaussians
 from splat.pipelines.protocol import Evidence, View
 
-OfView = Callable[[View], tuple[Gaussians, Evidence]]
+OfView = Callable[[View, Any], tuple[Gaussians, Evidence]]
 
 
-def loss_and_grad(of_view: OfView, gaussians: Gaussians, views: Sequence[View]) -> tuple[Gaussians, Evidence]:
+def loss_and_grad(of_view: OfView, gaussians: Gaussians, views: Sequence[View],
+                  bins: Sequence[Any] | None = None) -> tuple[Gaussians, Evidence]:
     """Gradient of the mean loss over the views, and the evidence; jittable.
 
     ``of_view`` gives the gradient of one view's loss with respect to ``gaussians`` and its evidence, whose ``active``
-    is [1, N] and whose ``pairs`` is [1]. Neither memory nor compile time grow with the number of views.
-    ``Evidence.magnitude`` sums the norms of each view's own gradient, not divided by their number: densification
-    thresholds stay those of single views (spec §6.4).
+    is [1, N] and whose ``pairs`` is [1]; it is called with the view and its part of ``bins``, None without. Neither
+    memory nor compile time grow with the number of views. ``Evidence.magnitude`` sums the norms of each view's own
+    gradient, not divided by their number: densification thresholds stay those of single views (spec §6.4).
     """
+    made = bins or [None] * len(views)
     if len(views) == 1:
-        return of_view(views[0])
+        return of_view(views[0], made[0])
 
-    def add(total: tuple[Gaussians, Evidence], view: View) -> tuple[tuple[Gaussians, Evidence], Any]:
-        (grads, evidence), (grads_one, one) = total, of_view(view)
+    def add(total: tuple[Gaussians, Evidence], pair: tuple[View, Any]) -> tuple[tuple[Gaussians, Evidence], Any]:
+        (grads, evidence), (grads_one, one) = total, of_view(*pair)
         evidence = jax.tree.map(jnp.add, evidence, replace(one, active=None, pairs=None))
         return (jax.tree.map(jnp.add, grads, grads_one), evidence), (one.active[0], one.pairs[0])
 
     total, of_views, order = _nothing(gaussians), [], []
-    for places, alike in by_shape(views):
-        total, of_group = jax.lax.scan(add, total, alike)
+    for places in _by_shape(views):
+        total, of_group = jax.lax.scan(add, total, (_stacked(views, places), _stacked(made, places)))
         of_views.append(of_group)
         order += places
     active, pairs = (jnp.concatenate(parts)[np.argsort(order)] for parts in zip(*of_views, strict=True))
@@ -46,15 +48,26 @@ def loss_and_grad(of_view: OfView, gaussians: Gaussians, views: Sequence[View]) 
     )
 
 
-def by_shape(views: Sequence[View]) -> list[tuple[list[int], View]]:
-    """Places in the unit and the views stacked along a new first axis, for each combination of image size and mask or
-    none.
-    """
+def each(of_view: Callable[[View], Any], views: Sequence[View]) -> tuple[Any, ...]:
+    """``of_view`` of every view, one pytree of arrays each; views of one shape run as a loop in one program."""
+    results: dict[int, Any] = {}
+    for places in _by_shape(views):
+        group = jax.lax.map(of_view, _stacked(views, places))
+        results.update({place: jax.tree.map(lambda leaf, at=at: leaf[at], group) for at, place in enumerate(places)})
+    return tuple(results[place] for place in range(len(views)))
+
+
+def _by_shape(views: Sequence[View]) -> list[list[int]]:
+    """Places in the unit of the views of each combination of image size and mask or none."""
     groups: dict[object, list[int]] = {}
     for place, view in enumerate(views):
         groups.setdefault((view.camera.width, view.camera.height, view.mask is None), []).append(place)
-    return [(places, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(views[place] for place in places)))
-            for places in groups.values()]
+    return list(groups.values())
+
+
+def _stacked(items: Sequence[Any], places: Sequence[int]) -> Any:
+    """The items at ``places`` along a new first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(items[place] for place in places))
 
 
 def took_part(grads: Gaussians) -> jax.Array:

@@ -165,3 +165,17 @@ def test_an_argument_of_the_wrong_shape_or_kind_is_named(changes, words):
 def test_options_that_cannot_work_are_named(changes):
     with pytest.raises(UserError, match=f"{next(iter(changes))}="):
         RenderOptions(**changes)
+
+
+def test_a_view_binned_before_its_colours_are_there_renders_the_same():
+    inputs, alive = random_inputs(0, jnp.float32)
+    scene, camera = inputs.gaussians, inputs.camera
+    late = dataclasses.replace(scene, sh_dc=scene.sh_dc + 1, sh_rest=scene.sh_rest - 1)
+    whole = splat.render(scene, camera, alive=alive)
+    lists = splat.bin_view(late, camera, 4096, alive=alive)
+    given = splat.render(scene, camera, alive=alive, lists=lists)
+    np.testing.assert_allclose(given.image, whole.image, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(given.visible, whole.visible)
+    assert int(given.pairs) == int(whole.pairs) > 4 and not given.overflow
+    small = splat.render(scene, camera, alive=alive, lists=splat.bin_view(late, camera, 4, alive=alive))
+    assert small.overflow and np.isnan(small.image).all()
