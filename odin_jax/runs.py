@@ -49,6 +49,10 @@ class RunFolder:
         return self.path / "cameras.json"
 
     @property
+    def survey(self) -> Path:
+        return self.path / "survey.json"
+
+    @property
     def renders(self) -> Path:
         return self.path / "renders"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odin_jax import cache, cameras_json, pipelines, record, train_config
+from odin_jax import cache, cameras_json, hooks, pipelines, record, train_config
 from odin_jax.account import Account
 from odin_jax.backdrop import backdrop, composite_colour
 from odin_jax.checkpoint import Checkpoints
@@ -76,7 +76,9 @@ def _run(config: TrainConfig, run: RunFolder, team: Team, clock: Clock) -> int:
         return 0
     cache.enable(config.cache_dir)
     scene = scene_of(config)
-    session = Session(config, run, scene, pipelines.build(config), team.leads)
+    before = source and source[0].parent / run.survey.name
+    pipeline = hooks.surveyed(pipelines.build(config), scene, before, run.survey, team.leads)
+    session = Session(config, run, scene, pipeline, team.leads)
     if team.leads:
         for line in scene.warnings:
             print(f"note: {line}")

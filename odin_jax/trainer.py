@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from odin_jax import checkpoint, health
+from odin_jax import checkpoint, health, hooks
 from odin_jax.checkpoint import Checkpoints
 from odin_jax.engine import Engine, growth, living
 from odin_jax.interrupt import Interrupt
@@ -139,7 +139,9 @@ class Trainer:
         state = self._engine.state()
         capacity = len(state.alive)
         for event in events:
-            state = self._pipeline.apply_event(state, event, step)
+            wanted = hooks.event_views(self._pipeline, event, step, state)
+            views = (self._engine.views(step, wanted),) if wanted else ()
+            state = self._pipeline.apply_event(state, event, step, *views)
         if living(state) == 0:
             raise UserError(
                 f"no Gaussian is left after {events[-1]} at step {step}: the photos and poses do not "

@@ -90,6 +90,40 @@ class Pipeline(Protocol):
         ...
 
 
+class Staged(Protocol):
+    """What a pipeline may offer beside, each method alone: a look at the photos, a scale of theirs, views for events.
+
+    Like ``events`` they are plain Python and have to give the same on all hosts.
+    """
+
+    def survey(self, photos: Sequence[np.ndarray]) -> Any:
+        """JSON values about the training photos, each [H, W, 3] uint8 and decoded when asked for; once per run."""
+        ...
+
+    def with_survey(self, found: Any) -> Any:
+        """The pipeline that trains by what ``survey`` found; called before the first state is made."""
+        ...
+
+    def scale(self, step: int) -> int:
+        """By how much the sides of photos and renders are divided in unit ``step``.
+
+        The unit after a change must follow a structural event: ``events(step)`` is not empty where ``scale(step + 1)``
+        differs from ``scale(step)``.
+        """
+        ...
+
+    def event_views(self, event: str, step: int, state: Any) -> Sequence[int]:
+        """Training views, counted from 0, that ``apply_event(state, event, step, views)`` gets; none: no argument.
+
+        The views are at the scale of ``step``, their arrays on the host.
+        """
+        ...
+
+    def told(self, state: Any, step: int) -> dict[str, Any]:
+        """JSON numbers about the schedule after the events of ``step``, to be written down and drawn."""
+        ...
+
+
 class RowPipeline(Pipeline, Protocol):
     """What a pipeline offers beside, so that its steps can be published by rows and fields (design §7).
 
