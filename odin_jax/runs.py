@@ -53,6 +53,10 @@ class RunFolder:
         return self.path / "survey.json"
 
     @property
+    def structure(self) -> Path:
+        return self.path / "structure.jsonl"
+
+    @property
     def renders(self) -> Path:
         return self.path / "renders"
 

@@ -26,6 +26,7 @@ from odin_jax.parallel.join import Team, joined
 from odin_jax.progress import Progress, Scalars, StepNumbers
 from odin_jax.record import Clock
 from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
+from odin_jax.structure import StructureLog
 from odin_jax.train_config import TrainConfig
 from odin_jax.trainer import Position, Trainer, drawable, exported, fresh, restored
 from splat.errors import UserError
@@ -165,7 +166,8 @@ def _loop(session: Session, team: Team, trainer: Trainer, interrupt: Interrupt) 
             if leads:
                 scalars.image("photo and render", _sample(session, state), step)
 
-        stopped = trainer.run(interrupt, after_step, picture if config.tensorboard else None)
+        structure = StructureLog(session.run if leads else None, session.pipeline, first - 1)
+        stopped = trainer.run(interrupt, after_step, picture if config.tensorboard else None, structure)
         scalars.close()
         return progress.numbers(), stopped
 

@@ -80,12 +80,14 @@ class Trainer:
         self._checkpoints, self._saved_step = checkpoints, saved_step
 
     def run(self, interrupt: Interrupt, after_step: Callable[[StepNumbers], None],
-            picture: Callable[[int, Any], None] | None = None) -> bool:
+            picture: Callable[[int, Any], None] | None = None,
+            after_events: Callable[[int, tuple[str, ...], Any], None] | None = None) -> bool:
         """Train until the last step or an interrupt; whether a process was told to stop.
 
         ``after_step(numbers)`` is called for each step, which may be later than the step; ``picture(step, state)``
-        every ``image_every`` steps. The position is saved every ``checkpoint_every`` steps and at the end. Raises
-        Diverged when a number stops being finite; the checkpoints written before stay.
+        every ``image_every`` steps; ``after_events(step, names, state)`` after structural events. The position is saved
+        every ``checkpoint_every`` steps and at the end. Raises Diverged when a number stops being finite; the
+        checkpoints written before stay.
         """
         at, last, stop = self.position, self._config.iterations, False
         if at.step >= last:
@@ -98,7 +100,7 @@ class Trainer:
                 at.step = step
                 if stop or self._settles(step, picture is not None):
                     self._tell(self._engine.settle(), after_step)
-                    self._settled(step, picture)
+                    self._settled(step, picture, after_events)
             if at.step != self._saved_step:
                 self.save()
         except health.NotFinite as bad:
@@ -123,19 +125,22 @@ class Trainer:
         saves = self._due(self._config.checkpoint_every, step) or step == self._config.iterations
         return bool(drawn or saves or self._pipeline.events(step))
 
-    def _settled(self, step: int, picture: Callable[[int, Any], None] | None) -> None:
+    def _settled(self, step: int, picture: Callable[[int, Any], None] | None,
+                 after_events: Callable[[int, tuple[str, ...], Any], None] | None) -> None:
         at, config = self.position, self._config
-        self._structural(step)
+        events = self._structural(step)
+        if events and after_events:
+            after_events(step, events, self._engine.state())
         at.state = self._engine.state()
         if picture and self._due(config.image_every, step):
             picture(step, at.state)
         if self._due(config.checkpoint_every, step):
             self.save()
 
-    def _structural(self, step: int) -> None:
+    def _structural(self, step: int) -> tuple[str, ...]:
         events = self._pipeline.events(step)
         if not events:
-            return
+            return ()
         state = self._engine.state()
         capacity = len(state.alive)
         for event in events:
@@ -150,6 +155,7 @@ class Trainer:
         self._engine.load(state)
         if len(state.alive) != capacity:
             self.position.rooms.rebuild(growth(state))
+        return events
 
     @staticmethod
     def _due(every: int, step: int) -> bool:

@@ -58,8 +58,8 @@ class Dash(Gs3d):
         for name in SURVEYED:
             before, now = found.get(name), getattr(self.config, name)
             if before != now:
-                raise UserError(f"--dash.{name.replace('_', '-')} {now}: the run that is continued began with {before}; "
-                                "keep that or start a new run")
+                raise UserError(f"--dash.{name.replace('_', '-')} {now}: the run that is continued began with {before}"
+                                "; keep that or start a new run")
         surveyed = copy(self)
         surveyed.resolutions = frequency.Schedule(tuple(found["scales"]), tuple(found["energies"]))
         return surveyed
