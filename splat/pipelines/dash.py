@@ -118,22 +118,25 @@ class Dash(Gs3d):
         """N_max: most rows that the schedule leads to."""
         return self.config.max_rows or int(state.first_rows) + int(state.momentum)
 
+    def wanted(self, state: DashState, step: int) -> float:
+        """N*: rows that the budget and the scale of the units after ``step`` allow (spec §4.3)."""
+        budget, first, until = self.budget(state), int(state.first_rows), self.config.densify_until
+        if step + self.config.densify_every >= until:
+            return budget
+        return first + (budget - first) / self.scale(step + 1) ** (2 - step / until)
+
     def target(self, state: DashState, step: int) -> int:
-        """Rows up to which a densification after ``step`` grows (spec §4.3).
+        """Rows up to which a densification after ``step`` grows: towards N*, by a share at most.
 
         At least as many as there are: with no growth wanted, rows that were pruned are regrown.
         """
-        config, rows, first = self.config, int(np.count_nonzero(state.alive)), int(state.first_rows)
-        wanted: float = self.budget(state)
-        if step + config.densify_every < config.densify_until:
-            weight = self.scale(step + 1) ** (2 - step / config.densify_until)
-            wanted = first + (wanted - first) / weight
-        share = min(max((wanted - rows) / max(rows, 1), 0.0), config.most_growth)
-        return int(rows * (1 + share))
+        rows = int(np.count_nonzero(state.alive))
+        share = (self.wanted(state, step) - rows) / max(rows, 1)
+        return int(rows * (1 + min(max(share, 0.0), self.config.most_growth)))
 
     def told(self, state: DashState, step: int) -> dict[str, Any]:
-        """Budget and scale after the events of ``step``."""
-        return {"budget": self.budget(state), "scale": self.scale(step + 1)}
+        """N_max, N* and scale after the events of ``step``."""
+        return {"budget": self.budget(state), "target": int(self.wanted(state, step)), "scale": self.scale(step + 1)}
 
 
 @jax.jit
