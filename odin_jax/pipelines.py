@@ -10,8 +10,13 @@ from splat.errors import UserError
 from splat.pipelines.dash import Dash
 from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.protocol import Pipeline
+from splat.pipelines.taming import Taming
 
-PIPELINES = {"3dgs": lambda config: Gs3d(config.gs3d), "dash": lambda config: Dash(config.dash)}
+PIPELINES = {
+    "3dgs": lambda config: Gs3d(config.gs3d),
+    "taming": lambda config: Taming(config.taming),
+    "dash": lambda config: Dash(config.dash),
+}
 
 
 def build(config: TrainConfig) -> Pipeline:

@@ -170,10 +170,15 @@ class Trainer:
 
 def exported(state: Any) -> Gaussians:
     """The rows that are alive, compacted: what the PLY holds and what is measured."""
-    return state.gaussians.take(np.flatnonzero(np.asarray(state.alive)))
+    return _standard(state).take(jnp.asarray(np.flatnonzero(np.asarray(state.alive))))
 
 
 def drawable(state: Any) -> Gaussians:
     """All rows with those that are only capacity made too faint to draw, so that the shape stays the same."""
-    logits = jnp.where(state.alive, state.gaussians.opacity_logits, -30.0)
-    return dataclasses.replace(state.gaussians, opacity_logits=logits)
+    rows = _standard(state)
+    return dataclasses.replace(rows, opacity_logits=jnp.where(state.alive, rows.opacity_logits, -30.0))
+
+
+def _standard(state: Any) -> Gaussians:
+    """The rows as PLY files hold them, where they are trained in another form."""
+    return getattr(state, "exported", state.gaussians)

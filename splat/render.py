@@ -67,7 +67,8 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
     side = tile_side(camera.width, camera.height)
     if options.pair_capacity is None:
         counted = is_concrete((gaussians, camera, alive, opacities))
-        room = _counted(gaussians, camera, alive, opacities, options) if counted else max(PAIRS_PER_ROW * gaussians.count, 4096)
+        room = (_counted(gaussians, camera, alive, opacities, options) if counted
+                else max(PAIRS_PER_ROW * gaussians.count, 4096))
         options, side = dataclasses.replace(options, pair_capacity=room), side if counted else COARSE_TILE
     return _render(gaussians, camera, alive, background, sh_degree, probe, opacities, options, side)
 
@@ -90,7 +91,8 @@ def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, backg
 
 
 def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
-                opacities: jax.Array | None = None, options: RenderOptions | None = None) -> tuple[jax.Array, jax.Array]:
+                opacities: jax.Array | None = None,
+                options: RenderOptions | None = None) -> tuple[jax.Array, jax.Array]:
     """([N] bool rows that the renderer touches in this view, [] int32 tile-row pairs it needs room for).
 
     The scope of a view on the state as it stands (design §6), with the renderer's own test.

@@ -9,7 +9,7 @@ reset, and all at the last step (spec §0.4, §1.5); with that, its order and ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -76,7 +76,7 @@ class Gs3d:
         """([N] bool rows that a render of ``camera`` touches, [] int32 tile-row pairs); one program per
         image size.
         """
-        return _scope(state.gaussians, state.alive, camera, self.options())
+        return _scope(state.gaussians, state.alive, self.opacities(state, state.gaussians), camera, self.options())
 
     def loss_and_grad(
         self, state: SplatState, views: Sequence[View], step: jax.Array, pair_capacity: int
@@ -84,7 +84,8 @@ class Gs3d:
         """Gradient of the mean loss over the views, and the evidence; jittable with ``pair_capacity`` static."""
         degree = schedule.sh_degree(step, self.config.sh_every)
         options = self.options(pair_capacity)
-        of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, degree, options)
+        opacities = partial(self.opacities, state)
+        of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, opacities, degree, options)
         return unit.loss_and_grad(of_view, state.gaussians, views)
 
     def update(self, state: SplatState, grads: Gaussians, evidence: Evidence, step: jax.Array) -> SplatState:
@@ -146,6 +147,10 @@ class Gs3d:
     def reach(self, state: SplatState, camera: Camera, drift: Gaussians) -> jax.Array:
         """[N] bool: rows that a render of ``camera`` may touch after any move within ``drift``."""
         return may_touch(state.gaussians, drift, camera, alive=state.alive, options=self.options())
+
+    def opacities(self, state: SplatState, gaussians: Gaussians) -> jax.Array | None:
+        """[N] opacities of the rows that ``state`` is trained in, differentiable; None: the sigmoid of the logits."""
+        return None
 
     def learning_rates(self, step: jax.Array, extent: jax.Array) -> Gaussians:
         """Rate of each field at ``step`` as a ``Gaussians`` of [] float32 (spec §0.4), × √B under the √B
@@ -247,13 +252,18 @@ class Gs3d:
 
 @partial(jax.jit, static_argnames="options")
 def _scope(
-    gaussians: Gaussians, alive: jax.Array, camera: Camera, options: RenderOptions
+    gaussians: Gaussians, alive: jax.Array, opacities: jax.Array | None, camera: Camera, options: RenderOptions
 ) -> tuple[jax.Array, jax.Array]:
-    return count_pairs(gaussians, camera, alive=alive, options=options)
+    return count_pairs(gaussians, camera, alive=alive, opacities=opacities, options=options)
 
 
 def _view_loss_and_grad(
-    gaussians: Gaussians, alive: jax.Array, degree: jax.Array, options: RenderOptions, view: View
+    gaussians: Gaussians,
+    alive: jax.Array,
+    opacities: Callable[[Gaussians], jax.Array | None],
+    degree: jax.Array,
+    options: RenderOptions,
+    view: View,
 ) -> tuple[Gaussians, Evidence]:
     """Gradient of one view's loss, and its evidence."""
     dtype = gaussians.means.dtype
@@ -268,6 +278,7 @@ def _view_loss_and_grad(
             background=view.background,
             sh_degree=degree,
             probe=probe,
+            opacities=opacities(gaussians),
             options=options,
         )
         return photometric(out.image, photo, mask), out

@@ -91,7 +91,8 @@ class Pipeline(Protocol):
 
 
 class Staged(Protocol):
-    """What a pipeline may offer beside, each method alone: a look at the photos, a scale of theirs, views for events.
+    """What a pipeline may offer beside, each method alone: a look at the photos, a scale of theirs, views for events,
+    fields that are not stepped every time.
 
     Like ``events`` they are plain Python and have to give the same on all hosts.
     """
@@ -119,6 +120,15 @@ class Staged(Protocol):
         """
         ...
 
+    def exchanged_fields(self, step: int) -> tuple[str, ...]:
+        """Fields of the rows that the optimizer step ``step`` changes: all, where a pipeline does not say.
+
+        A field that is left out keeps rows and moments. Its gradients may be summed in a field of ``local_fields`` and
+        be given with those of the unit that steps it; its evidence then also has ``carried`` [N] bool, the rows in
+        which this rank's sum is not zero. They are published like rows of that unit's own.
+        """
+        ...
+
     def told(self, state: Any, step: int) -> dict[str, Any]:
         """JSON numbers about the schedule after the events of ``step``, to be written down and drawn."""
         ...
@@ -138,7 +148,7 @@ class RowPipeline(Pipeline, Protocol):
         """The state with the statistics of a unit added to its ``local_fields``."""
         ...
 
-    def step_inputs(self, state: Any, step: jax.Array) -> StepInputs:
+    def step_inputs(self, state: Any, step: jax.Array) -> Any:
         """What is the same for all rows in the optimizer step ``step``; the state is the one before it."""
         ...
 
