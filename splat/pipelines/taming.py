@@ -40,7 +40,7 @@ from splat.pipelines.state import SplatState
 from splat.pipelines.taming_config import TamingConfig
 from splat.taming import choice
 from splat.taming.budget import Growth, budget_of
-from splat.taming.score import room_for, view_score
+from splat.taming.score import view_score
 
 SH = "sh_rest"  # the field that is not stepped every step
 VIEWS = 4  # the purpose that sets the draw of scored views apart from others of the same seed
@@ -225,10 +225,8 @@ class Taming(Gs3d):
         """[N] scores of the rows, summed over ``views``; 0 without any."""
         degree, total = schedule.sh_degree(step, self.config.sh_every), jnp.zeros(len(state.alive))
         for view in views:
-            room = room_for(state.gaussians, state.alive, view, self.options())
-            of_view = view_score(state.gaussians, state.alive, state.stats.mean_gradient, degree, view,
-                                 self.options(room), self.config.weights)
-            total = total + of_view.score
+            total = total + view_score(state.gaussians, state.alive, state.stats.mean_gradient, degree, view,
+                                       self.options(), self.config.weights)
         return total
 
     def told(self, state: TamingState, step: int) -> dict[str, Any]:

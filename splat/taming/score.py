@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,20 +43,27 @@ class ScoreWeights:
     blend: float  # Σ αT
 
 
-class ViewScore(NamedTuple):
-    """Scores [N] of one view, 0 in rows that it does not see."""
+def view_score(gaussians: Gaussians, alive: jax.Array, gradient: jax.Array, degree: jax.Array, view: View,
+               options: RenderOptions, weights: ScoreWeights) -> jax.Array:
+    """[N] the score of each row in one view, 0 where it is not seen.
 
-    score: jax.Array
-    overflow: jax.Array  # [] bool, the room for pairs was too small: the score must not be used
+    ``gradient`` [N] is the mean position gradient since the last densification. The room for tile-row pairs is counted:
+    a power of two that follows from rows and view alone, as sums are rounded by the shape they are made in and a run
+    that is continued must find the same scores.
+    """
+    room = 1 << max(int(_count(gaussians, view.camera, alive, options)) - 1, 1023).bit_length()
+    while True:
+        score, overflow = _view_score(gaussians, alive, gradient, degree, view, replace(options, pair_capacity=room),
+                                      weights)
+        if not bool(overflow):
+            return score
+        room *= 2
 
 
 @partial(jax.jit, static_argnames=("options", "weights"))
-def view_score(gaussians: Gaussians, alive: jax.Array, gradient: jax.Array, degree: jax.Array, view: View,
-               options: RenderOptions, weights: ScoreWeights) -> ViewScore:
-    """The score of each row in one view; ``gradient`` [N] is the mean position gradient since the last densification.
-
-    ``options.pair_capacity`` is the room for tile-row pairs.
-    """
+def _view_score(gaussians: Gaussians, alive: jax.Array, gradient: jax.Array, degree: jax.Array, view: View,
+                options: RenderOptions, weights: ScoreWeights) -> tuple[jax.Array, jax.Array]:
+    """([N] score, [] bool: the room for pairs was too small and the score must not be used)."""
     camera, dtype = view.camera, gaussians.means.dtype
     proj = project(gaussians, camera, alive=alive, sh_degree=degree, probe=None, options=options)
     side = tile_side(camera.width, camera.height)
@@ -70,17 +77,7 @@ def view_score(gaussians: Gaussians, alive: jax.Array, gradient: jax.Array, degr
     seen = tiles.touched(proj, camera.width, camera.height)
     parts = _weighted(gaussians, alive, gradient, proj, seen, sums, weights)
     score = weights.view * photometric(image, photo, mask) * parts
-    return ViewScore(jnp.where(seen, score, 0), lists.overflow)
-
-
-def room_for(gaussians: Gaussians, alive: jax.Array, view: View, options: RenderOptions) -> int:
-    """Room for the pairs of a view, a power of two.
-
-    It follows from rows and view alone, as sums are rounded by the shape they are made in: a run that was continued
-    must find the same scores.
-    """
-    pairs = int(_count(gaussians, view.camera, alive, options))
-    return 1 << max(pairs - 1, 1023).bit_length()
+    return jnp.where(seen, score, 0), lists.overflow
 
 
 _count = jax.jit(lambda gaussians, camera, alive, options: count_pairs(gaussians, camera, alive=alive,
