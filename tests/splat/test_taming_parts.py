@@ -187,7 +187,8 @@ def test_a_row_is_scored_where_it_stands(scored):
     sample, config = view(4, 40, 28), TamingConfig()
 
     def score(rows):
-        return view_score(gaussians.take(rows), alive[rows], gradient, jnp.int32(3), sample, RenderOptions(), config.weights)
+        return view_score(gaussians.take(rows), alive[rows], gradient, jnp.int32(3), sample, RenderOptions(),
+                          config.weights)
 
     straight, mixed = score(jnp.arange(300)), score(jnp.asarray(order))
     np.testing.assert_allclose(mixed, np.asarray(straight)[order], rtol=1e-3, atol=1e-2)
