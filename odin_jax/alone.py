@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Alone:
         self._config, self._scene, self._pipeline, self._rooms = config, scene, pipeline, rooms
         self._gradient = jax.jit(partial(_gradient, pipeline), static_argnums=3)
         self._update = jax.jit(pipeline.update, donate_argnums=0)
-        self._feed = UnitFeed(scene, config)
+        self._feed = UnitFeed(scene, config, pipeline)
         self._next: tuple[int, tuple[View, ...]] = (0, ())
         self.load(state)
 
@@ -59,6 +60,9 @@ class Alone:
     def saved(self) -> tuple[Any, dict[str, Any]]:
         return self._state, {}
 
+    def views(self, step: int, train: Sequence[int]) -> tuple[View, ...]:
+        return self._feed.views(step, [(place, self._scene.train[view]) for place, view in enumerate(train)])
+
     def close(self) -> None:
         self._feed.close()
 
@@ -76,7 +80,7 @@ class Alone:
     def _launch(self, step: int, views: tuple[View, ...]) -> _Launched:
         size = largest(views)
         if size not in self._rooms.rooms:
-            open_room(self._rooms, size, self._pipeline, self._state, self._scene)
+            open_room(self._rooms, size, self._pipeline, self._state, self._feed.train_photos(step))
         return self._gradient(self._state, views, jnp.int32(step), self._rooms.rooms[size])
 
     def _finish(self, step: int, views: tuple[View, ...], launched: _Launched) -> StepNumbers:

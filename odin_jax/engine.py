@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from odin_jax.feed import camera_of
 from odin_jax.progress import StepNumbers
 from odin_jax.rooms import PairRooms, Size
-from splat.pipelines.protocol import Pipeline
-from splat.scene.types import Scene
+from splat.pipelines.protocol import Pipeline, View
+from splat.scene.types import Photo
 
 COUNTED = 12  # training views whose pairs are counted before the first room is chosen
 
@@ -46,17 +47,20 @@ class Engine(Protocol):
         """(arrays, JSON values) of the settled state that a checkpoint holds. Every process has to call it."""
         ...
 
+    def views(self, step: int, train: Sequence[int]) -> tuple[View, ...]:
+        """Views of unit ``step`` for an event, as NumPy arrays; ``train`` counts within the training views."""
+        ...
+
     def close(self) -> None:
         """Let go of threads and files."""
         ...
 
 
-def open_room(rooms: PairRooms, size: Size, pipeline: Pipeline, state: Any, scene: Scene) -> None:
-    """Choose the first room for views of ``size`` from the pairs of some training views of that size."""
-    photos = scene.photos
-    alike = [index for index in scene.train if (photos[index].width, photos[index].height) == size]
+def open_room(rooms: PairRooms, size: Size, pipeline: Pipeline, state: Any, photos: Sequence[Photo]) -> None:
+    """Choose the first room for views of ``size`` from the pairs of some training ``photos`` of that size."""
+    alike = [photo for photo in photos if (photo.width, photo.height) == size]
     sample = alike[:: max(1, len(alike) // COUNTED)]
-    counts = [pipeline.scope(state, camera_of(photos[index]))[1] for index in sample]
+    counts = [pipeline.scope(state, camera_of(photo))[1] for photo in sample]
     rooms.open(size, max(int(count) for count in counts), growth(state))
 
 

@@ -144,6 +144,12 @@ class Programs:
         wide = sum(width(getattr(grads, field), 2) for field in fields)
         return exchange.bytes_of_total(rows, wide, self.ranks.count)
 
+    def fields(self, step: int) -> tuple[str, ...]:
+        """Fields that the optimizer step ``step`` changes, geometry first; all but for a pipeline that says so."""
+        every = self.pipeline.geometry_fields + self.pipeline.colour_fields
+        changed = getattr(self.pipeline, "exchanged_fields", None)
+        return every if changed is None else tuple(name for name in every if name in changed(step))
+
     def compute(self, room: int):
         """(state, views, step, bins) → ``Produced``."""
         def run(state, views, step, binned):
@@ -184,12 +190,12 @@ class Programs:
         """(state, step) → ``StepInputs``; a program of its own, so that every part gets the same scalars."""
         return self.program("inputs", self.pipeline.step_inputs, (self.state_kinds, SAME), SAME)
 
-    def settle(self):
+    def settle(self, fields: tuple[str, ...]):
         """(state, C_A, visible, inputs) → state; uses the state up."""
         def run(state, active, visible, inputs):
-            return publish.settle(self.pipeline, state, active, visible, inputs)
+            return publish.settle(self.pipeline, state, active, visible, inputs, fields)
 
-        return self.program("settle", run, (self.state_kinds, SAME, SAME, SAME), self.state_kinds, (0,))
+        return self.program(("settle", fields), run, (self.state_kinds, SAME, SAME, SAME), self.state_kinds, (0,))
 
     def lists(self):
         """(active, urgent) → indices [N] of the urgent rows and of the others, padded."""

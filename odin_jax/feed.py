@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from odin_jax import order
+from odin_jax import hooks, order
 from odin_jax.backdrop import backdrop
 from odin_jax.rooms import Size
 from odin_jax.train_config import TrainConfig
@@ -32,8 +33,9 @@ def largest(views: Iterable[View]) -> Size:
 class UnitFeed:
     """The views of a run, decoded ahead by threads until ``close``."""
 
-    def __init__(self, scene: Scene, config: TrainConfig):
-        self._scene, self._config, self._backdrop = scene, config, backdrop(config, scene)
+    def __init__(self, scene: Scene, config: TrainConfig, pipeline: Any):
+        self._scene, self._config, self._pipeline = scene, config, pipeline
+        self._backdrop = backdrop(config, scene)
         self._cache = PhotoCache(scene, budget=config.photo_cache_mb << 20)
 
     def by_size(self, views: Iterable[int]) -> list[int]:
@@ -44,6 +46,14 @@ class UnitFeed:
     def later(self, step: int) -> range:
         """Steps whose photos are to be decoded while ``step`` runs."""
         return range(step + 1, min(step + AHEAD, self._config.iterations) + 1)
+
+    def photo(self, step: int, index: int) -> Photo:
+        """A photo with the size and the camera that it has in unit ``step``."""
+        return hooks.scaled(self._scene.photos[index], hooks.scale_of(self._pipeline, step))
+
+    def train_photos(self, step: int) -> list[Photo]:
+        """The training photos with the sizes that they have in unit ``step``."""
+        return [self.photo(step, index) for index in self._scene.train]
 
     def views(self, step: int, placed: Sequence[tuple[int, int]]) -> tuple[View, ...]:
         """Views of unit ``step`` as NumPy arrays for (place in the unit, photo) pairs.
@@ -62,7 +72,10 @@ class UnitFeed:
 
     def _view(self, step: int, place: int, index: int) -> View:
         rgb, mask = self._cache.get(index)
+        photo = self.photo(step, index)
+        rgb = hooks.resampled(rgb, photo.width, photo.height)
+        mask = None if mask is None else hooks.resampled(mask, photo.width, photo.height)
         behind = self._backdrop
         if self._config.background == "random":
             behind = order.random_background(self._config.seed, step, place)
-        return View(camera_of(self._scene.photos[index]), rgb, mask, behind)  # type: ignore[arg-type]
+        return View(camera_of(photo), rgb, mask, behind)  # type: ignore[arg-type]

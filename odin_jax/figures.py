@@ -37,24 +37,29 @@ def draw(folder: Path, run: Explained, baseline: Explained | None) -> list[Path]
     assert windows is not None
     figures = (plot_waits([one for one in (baseline, run) if one is not None]),
                plot_decisions(windows), plot_scopes(windows), plot_idle(windows))
-    paths = [_folder(folder) / name for name in PICTURES]
-    for path, figure in zip(paths, figures, strict=True):
-        with atomic_write(path) as file:
+    return saved(folder, dict(zip(PICTURES, figures, strict=True)))
+
+
+def saved(folder: Path, pictures: dict[str, Any]) -> list[Path]:
+    """Write figures by name into ``folder``; their paths. Raises UserError when the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; copy the run to where you may write") from error
+    for name, figure in pictures.items():
+        with atomic_write(folder / name) as file:
             figure.savefig(file, format="png", dpi=DPI)
-    return paths
+    return [folder / name for name in pictures]
 
 
 def draw_locality(folder: Path, shares: ViewShares) -> Path:
     """Write the shares of rows of single views into ``folder``; the path. Raises UserError where it cannot."""
-    path = _folder(folder) / "locality.png"
-    with atomic_write(path) as file:
-        plot_locality(shares).savefig(file, format="png", dpi=DPI)
-    return path
+    return saved(folder, {"locality.png": plot_locality(shares)})[0]
 
 
 def plot_locality(shares: ViewShares) -> Any:
     """Share of the living rows that single views may touch, update and update by much (paper Fig. 3)."""
-    figure, (left, right) = _figure(10, 4, 2)
+    figure, (left, right) = blank(10, 4, 2)
     parts = (("geometry", shares.geometry, "#08519c"), ("computational", shares.computation, "#31a354"),
              (f"importance (τ = {shares.tau:g})", shares.importance, "#d62728"))
     order = np.argsort(-shares.geometry, kind="stable")
@@ -70,7 +75,7 @@ def plot_locality(shares: ViewShares) -> Any:
 
 def plot_waits(runs: Sequence[Explained]) -> Any:
     """Where a window's time goes, one bar per run; what stays exposed of the communication (paper Fig. 19)."""
-    figure, (left, right) = _figure(12, 4.6, 2)
+    figure, (left, right) = blank(12, 4.6, 2)
     stacks = [_stack(run.windows) for run in runs if run.windows is not None]
     labels = sorted({label for stack in stacks for label in stack}, key=_height)
     for at, stack in enumerate(stacks):
@@ -100,7 +105,7 @@ def plot_waits(runs: Sequence[Explained]) -> Any:
 
 def plot_decisions(windows: Windows) -> Any:
     """Share of each decision among the windows, over training."""
-    figure, (ax,) = _figure(9, 4, 1)
+    figure, (ax,) = blank(9, 4, 1)
     edges, bins = _bins(windows.step, 1)
     total = np.maximum(np.bincount(bins, minlength=len(edges) - 1), 1)
     bottom = np.zeros(len(edges) - 1)
@@ -118,7 +123,7 @@ def plot_decisions(windows: Windows) -> Any:
 
 def plot_scopes(windows: Windows) -> Any:
     """Share of the living rows in the scopes of whole units, over training (after paper Fig. 3)."""
-    figure, (ax,) = _figure(9, 4, 1)
+    figure, (ax,) = blank(9, 4, 1)
     edges, bins = _bins(windows.step, MEDIAN_OF)
     lines = (("geometry: the next unit may read", windows.geometry, "#08519c"),
              ("computational: the unit updated", windows.computational, "#31a354"),
@@ -138,7 +143,7 @@ def plot_scopes(windows: Windows) -> Any:
 
 def plot_idle(windows: Windows) -> Any:
     """Share of time that each rank stood idle (paper Fig. 1 bottom): slower ranks, and all else but its views."""
-    figure, (ax,) = _figure(max(5.0, 3 + 0.5 * windows.seconds.shape[1]), 4, 1)
+    figure, (ax,) = blank(max(5.0, 3 + 0.5 * windows.seconds.shape[1]), 4, 1)
     ranks = np.arange(windows.seconds.shape[1])
     skew, idle = windows.skew, windows.idle
     ax.bar(ranks, 100 * skew, color=EXPOSED, label="waiting for slower ranks")
@@ -149,14 +154,6 @@ def plot_idle(windows: Windows) -> Any:
     ax.set_xticks(ranks)
     ax.legend(fontsize=8)
     return figure
-
-
-def _folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; copy the run to where you may write") from error
-    return folder
 
 
 def _stack(windows: Windows) -> dict[str, float]:
@@ -183,8 +180,8 @@ def _bins(step: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
     return edges, np.clip(np.searchsorted(edges, step, side="right") - 1, 0, len(edges) - 2)
 
 
-def _figure(width: float, height: float, columns: int) -> tuple[Any, Any]:
-    """A figure and its axes [columns]."""
+def blank(width: float, height: float, columns: int) -> tuple[Any, Any]:
+    """A figure of so many inches and its axes [columns]."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

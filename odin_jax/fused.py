@@ -43,8 +43,7 @@ class Fused:
         self.times = Times()
         self._programs, self._rooms = programs, rooms
         self._pipeline: Any = programs.pipeline
-        self._geometry, self._colour = programs.pipeline.geometry_fields, programs.pipeline.colour_fields
-        self._fields = self._geometry + self._colour
+        self._geometry = frozenset(programs.pipeline.geometry_fields)
         self._running: _Running | None = None
         self._seconds = 0.0
 
@@ -56,10 +55,11 @@ class Fused:
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         started = time.perf_counter()
         urgent, rest = (self._list(pending, count) for count in (pending.urgent_count, pending.rest_count))
-        self._count(pending, "urgent geometry", self._geometry, urgent)
-        self._count(pending, "urgent colour", self._colour, urgent)
-        self._count(pending, "rest", self._fields, rest)
-        program = self._window(self._room(unit), urgent, rest)
+        geometry, colour = self._groups(pending.fields)
+        self._count(pending, "urgent geometry", geometry, urgent)
+        self._count(pending, "urgent colour", colour, urgent)
+        self._count(pending, "rest", pending.fields, rest)
+        program = self._window(self._room(unit), urgent, rest, pending.fields)
         state, produced, late = program(state, pending.produced.grads, pending.active, pending.visible, pending.urgent,
                                         pending.inputs, unit.views, scalar(unit.step))
         self._running = _Running(state, unit, produced, late, started)
@@ -67,8 +67,8 @@ class Fused:
     def publish(self, state: Any, pending: Publication) -> Any:
         start = time.perf_counter()
         room = self._list(pending, pending.rest_count)
-        self._count(pending, "whole", self._fields, room)
-        state = jax.block_until_ready(self._whole(room)(
+        self._count(pending, "whole", pending.fields, room)
+        state = jax.block_until_ready(self._whole(room, pending.fields)(
             state, pending.produced.grads, pending.active, pending.visible, pending.inputs))
         self.times.wait("whole", start)
         self.times.span(COMM, pending.unit, "whole", start)
@@ -100,11 +100,18 @@ class Fused:
     def close(self) -> None:
         return None
 
+    def _groups(self, fields: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Those of geometry and those of colour."""
+        return (tuple(name for name in fields if name in self._geometry),
+                tuple(name for name in fields if name not in self._geometry))
+
     def _room(self, unit: Unit) -> int:
         return self._rooms.rooms[unit.size]
 
     def _list(self, pending: Publication, rows: int) -> int:
-        """Static length of a list; a window's program is long to compile, so there are few."""
+        """Static length of a list; a window's program is long to compile, so there are few. 0: nothing to exchange."""
+        if not pending.fields:
+            return 0
         return room_for(rows, 8 * pending.active.size, GRAIN)
 
     def _count(self, pending: Publication, name: str, fields: tuple[str, ...], room: int) -> None:
@@ -136,38 +143,40 @@ class Fused:
         kinds = (self._programs.state_kinds, SAME, OWN, SAME)
         return self._programs.program(("again", room, restored), run, kinds, OWN)
 
-    def _whole(self, room: int) -> Any:
+    def _whole(self, room: int, fields: tuple[str, ...]) -> Any:
         def run(state: Any, grads: Any, active: Any, visible: Any, inputs: Any) -> Any:
-            state = publish.settle(self._pipeline, state, active, visible, inputs)
-            return self._part(state, grads, active, self._fields, room, visible, inputs)
+            state = publish.settle(self._pipeline, state, active, visible, inputs, fields)
+            return self._part(state, grads, active, fields, room, visible, inputs)
 
         kinds = self._programs.state_kinds
-        return self._programs.program(("whole", room), run, (kinds, OWN, SAME, SAME, SAME), kinds, (0,))
+        return self._programs.program(("whole", room, fields), run, (kinds, OWN, SAME, SAME, SAME), kinds, (0,))
 
     def _part(self, state: Any, grads: Any, rows: Any, fields: Any, room: int, visible: Any, inputs: Any) -> Any:
-        if room == 0:
+        if room == 0 or not fields:
             return state
         indices = stages.row_list(rows, room)
         summed = exchange.total(publish.stage(grads, indices, fields), self._programs.exchange)
         return publish.apply(self._pipeline, state, indices, summed, fields, visible, inputs)
 
-    def _window(self, room: int, urgent_room: int, rest_room: int) -> Any:
+    def _window(self, room: int, urgent_room: int, rest_room: int, fields: tuple[str, ...]) -> Any:
         kinds = self._programs.state_kinds
+        geometry, colour = self._groups(fields)
 
         def run(state, grads, active, visible, urgent, inputs, views, step):
-            state = publish.settle(self._pipeline, state, active, visible, inputs)
-            state = self._part(state, grads, urgent, self._geometry, urgent_room, visible, inputs)
+            state = publish.settle(self._pipeline, state, active, visible, inputs, fields)
+            state = self._part(state, grads, urgent, geometry, urgent_room, visible, inputs)
             binned = self._bins(room, state, views, step)
-            state = self._part(state, grads, urgent, self._colour, urgent_room, visible, inputs)
+            state = self._part(state, grads, urgent, colour, urgent_room, visible, inputs)
             produced = self._compute(room, state, views, step, binned)
             if rest_room == 0:
                 return state, produced, None
             indices = stages.row_list(active & ~urgent, rest_room)
-            summed = exchange.total(publish.stage(grads, indices, self._fields), self._programs.exchange)
+            summed = exchange.total(publish.stage(grads, indices, fields), self._programs.exchange)
             produced, summed = jax.lax.optimization_barrier((produced, summed))
             late = indices, publish.parameters(self._pipeline, state, indices)
-            state = publish.apply(self._pipeline, state, indices, summed, self._fields, visible, inputs)
+            state = publish.apply(self._pipeline, state, indices, summed, fields, visible, inputs)
             return state, produced, late
 
         ins = (kinds, OWN, SAME, SAME, SAME, SAME, OWN, SAME)
-        return self._programs.program(("window", room, urgent_room, rest_room), run, ins, (kinds, OWN, SAME), (0, 1))
+        key = ("window", room, urgent_room, rest_room, fields)
+        return self._programs.program(key, run, ins, (kinds, OWN, SAME), (0, 1))

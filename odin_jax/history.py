@@ -9,8 +9,9 @@ really updates and ``R⁺``, ``W⁺`` the declared scopes, ``check`` proves for 
 * ``L_B ≠ ∅`` only on the throughput-first path after the decision "delayed", and then ``L_B ⊆ R⁺(B) \\ W⁺(B)`` (RAW
   only), ``|L_B| ≤ τ |R⁺(B)|``, ``‖g_A(p)‖ ≤ τ · mean_{q ∈ C_A} ‖g_A(q)‖`` for all p ∈ L_B, and ``L_B ∩ L_A = ∅``;
 * A no longer observes, A − 1 is published, B's structural version is the current one, and the decision is kept;
-* ``C_B ⊆ R⁺(B)``; every row of ``C_A`` is published once per field group, geometry before colour before the rest, and
-  all of A before any of B; nothing is in flight at a structural event or at the end.
+* ``C_B ⊆ R⁺(B)``, but for rows that B updates with gradients that earlier units left: they count with ``C_B`` for all
+  else and are never read late; every row of ``C_A`` is published once per field group, geometry before colour before
+  the rest, and all of A before any of B; nothing is in flight at a structural event or at the end.
 
 The check shares the gate's equation and the names of parts with the runtime, and nothing else.
 """
@@ -75,6 +76,7 @@ class _Unit:
     late: np.ndarray
     observed: set[str] = field(default_factory=set)  # field groups
     active: np.ndarray | None = None
+    carried: np.ndarray | None = None
     magnitude: np.ndarray | None = None
     done: dict[str, np.ndarray] = field(default_factory=dict)  # published rows per field group
     part: int = 0  # index of the newest published part
@@ -198,6 +200,8 @@ class _Replay:
         if late.sum() > decision.tau * unit.reads.sum():
             self._broken(f"{name} reads {late.sum()} of {unit.reads.sum()} rows late, above tau {decision.tau}")
         self._none(late & before.late, f"{name} skips a second update of")
+        if before.carried is not None:
+            self._none(late & before.carried, f"{name} reads late, without evidence of their update,")
         if before.magnitude is None:
             self._broken(f"{name} reads {_rows(late)} late without evidence of unit {before.number}")
             return
@@ -221,10 +225,12 @@ class _Replay:
             self._broken(f"unit {event.unit} produces gradients without having observed state once")
             return
         unit.active, unit.magnitude = self._mask(event.active), event.magnitude
+        unit.carried = self._mask(event.carried)
+        own = unit.active & ~unit.carried
         unit.done = {name: np.zeros(self.n_rows, bool) for name in FIELDS}
         self.made += unit.active
-        self._none(unit.active & ~unit.reads, f"unit {unit.number} uses, outside its read scope,")
-        outside = unit.active & unit.reads & ~unit.writes
+        self._none(own & ~unit.reads, f"unit {unit.number} uses, outside its read scope,")
+        outside = own & unit.reads & ~unit.writes
         if self.path in ("sync", "quality"):
             self._none(outside, f"unit {unit.number} updates, outside its write scope,")
         late = int((unit.active & unit.late).sum())

@@ -50,7 +50,7 @@ class Lanes:
     def __init__(self, programs: Programs, rooms: PairRooms):
         self.times = Times()
         self._programs, self._rooms = programs, rooms
-        self._geometry, self._colour = programs.pipeline.geometry_fields, programs.pipeline.colour_fields
+        self._geometry = frozenset(programs.pipeline.geometry_fields)
         self._lane = ThreadPoolExecutor(1, thread_name_prefix="communication")
         self._running: _Running | None = None
         self._seconds = 0.0
@@ -61,19 +61,20 @@ class Lanes:
 
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         first, others = self._programs.lists()(pending.active, pending.urgent)
+        geometry = tuple(name for name in pending.fields if name in self._geometry)
+        colour = tuple(name for name in pending.fields if name not in self._geometry)
         urgent = [self._send(pending, name, first, fields, pending.urgent_count)
-                  for name, fields in (("urgent geometry", self._geometry), ("urgent colour", self._colour))]
-        rest = self._send(pending, "rest", others, self._geometry + self._colour, pending.rest_count)
+                  for name, fields in (("urgent geometry", geometry), ("urgent colour", colour))]
+        rest = self._send(pending, "rest", others, pending.fields, pending.rest_count)
         state = self._settle(state, pending)
         self._let_go(pending.produced.grads)
-        geometry, colour = urgent
-        state = self._receive(state, geometry)
+        state = self._receive(state, urgent[0])
         binned = self._bins(self._rooms.rooms[unit.size], state, unit)  # runs while colour travels
-        self._compute(self._receive(state, colour), unit, rest, binned)
+        self._compute(self._receive(state, urgent[1]), unit, rest, binned)
 
     def publish(self, state: Any, pending: Publication) -> Any:
         _, rows = self._programs.lists()(pending.active, pending.urgent)
-        part = self._send(pending, "whole", rows, self._geometry + self._colour, pending.rest_count)
+        part = self._send(pending, "whole", rows, pending.fields, pending.rest_count)
         state = self._settle(state, pending)
         self._let_go(pending.produced.grads)
         state = self._receive(state, part)
@@ -123,13 +124,13 @@ class Lanes:
         return self._programs.compute(room)(state, unit.views, scalar(unit.step), binned)
 
     def _settle(self, state: Any, pending: Publication) -> Any:
-        return self._programs.settle()(state, pending.active, pending.visible, pending.inputs)
+        return self._programs.settle(pending.fields)(state, pending.active, pending.visible, pending.inputs)
 
     def _send(self, pending: Publication, name: str, rows: Any, fields: tuple[str, ...], count: int) -> _Part:
-        """Start the exchange of the first ``count`` rows of a list."""
+        """Start the exchange of the first ``count`` rows of a list; of no fields there is nothing to exchange."""
         grads = pending.produced.grads
         sent = []
-        for first, length in pieces(count):
+        for first, length in pieces(count) if fields else ():
             staged = self._programs.stage(fields, length)(grads, rows, scalar(first))
             run = partial(self._programs.total(), staged)
             sent.append((first, length, self._lane.submit(self._timed, pending.unit, name, run)))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.progress import track
 
-from odin_jax import pipelines, placement, train_config
+from odin_jax import hooks, pipelines, placement, train_config
 from odin_jax.checkpoint import steps_in
 from odin_jax.engine import living, open_room
 from odin_jax.feed import UnitFeed, largest
@@ -49,19 +49,20 @@ def view_shares(path: Path, views: int) -> ViewShares:
     if not run.config.exists() or not steps_in(run.checkpoints):
         raise UserError(f"{path} has no checkpoint to measure views on; give a folder written by `odin train --out`")
     config = train_config.from_json(read_json(run.config), run.config)
-    scene, pipeline = scene_of(config), pipelines.build(config)
+    scene = scene_of(config)
+    pipeline = hooks.surveyed(pipelines.build(config), scene, run.survey, run.survey, leads=True)
     at = restored(pipeline, scene, config.seed, (run.checkpoints, steps_in(run.checkpoints)[-1]), Clock())
     state, alive = placement.summed(pipeline, at.state, at.parts), living(at.state)
     gradient = jax.jit(pipeline.loss_and_grad, static_argnums=3)
     important = jax.jit(partial(_important, config.tau))
     places = np.unique(np.linspace(0, len(scene.train) - 1, views).round().astype(int))
     chosen = [scene.train[place] for place in places]
-    feed, shares = UnitFeed(scene, config), []
+    feed, shares = UnitFeed(scene, config, pipeline), []
     for index in track(chosen, description="views"):
         (view,) = jax.device_put(feed.views(at.step, [(0, index)]))
         size = largest([view])
         if size not in at.rooms.rooms:
-            open_room(at.rooms, size, pipeline, state, scene)
+            open_room(at.rooms, size, pipeline, state, feed.train_photos(at.step))
         touched, pairs = pipeline.scope(state, view.camera)
         if int(pairs) > at.rooms.rooms[size]:
             at.rooms.widen(size, int(pairs))

@@ -7,10 +7,16 @@ from typing import Any
 
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
+from splat.pipelines.dash import Dash
 from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.protocol import Pipeline
+from splat.pipelines.taming import Taming
 
-PIPELINES = {"3dgs": lambda config: Gs3d(config.gs3d)}
+PIPELINES = {
+    "3dgs": lambda config: Gs3d(config.gs3d),
+    "taming": lambda config: Taming(config.taming),
+    "dash": lambda config: Dash(config.dash),
+}
 
 
 def build(config: TrainConfig) -> Pipeline:

@@ -32,12 +32,13 @@ class Publication(NamedTuple):
 
     unit: int  # 1-based step
     produced: Produced
-    active: Rows  # [N/8] C_A
+    active: Rows  # [N/8] rows to update: C_A and those carried from earlier units
     visible: Rows  # [N/8] rows visible in some view of A
     urgent: Rows  # [N/8] rows of C_A that are published before the next unit observes state
     urgent_count: int  # urgent rows
     rest_count: int  # other rows of C_A
     inputs: StepInputs  # of the optimizer step
+    fields: tuple[str, ...]  # that the step changes; no other is exchanged or touched
 
 
 def pieces(rows: int) -> list[tuple[int, int]]:
@@ -70,9 +71,15 @@ def width(field: Any, leading: int = 1) -> int:
     return int(np.prod(field.shape[leading:]))
 
 
-def settle(pipeline: Any, state: Any, active: Rows, visible: Rows, inputs: StepInputs) -> Any:
-    """The state after the optimizer step of all rows outside ``active``: their gradient is zero on every rank."""
-    rows = pipeline.rows(state)
+def settle(pipeline: Any, state: Any, active: Rows, visible: Rows, inputs: StepInputs,
+           fields: tuple[str, ...]) -> Any:
+    """The state after the optimizer step in ``fields`` of all rows outside ``active``: their gradient is zero on every
+    rank.
+    """
+    whole = pipeline.rows(state)
+    rows = only(whole, fields)
+    if not fields:
+        return pipeline.with_rows(state, whole, inputs)
     count = jax.tree.leaves(rows)[0].shape[0]
     waits, seen = (jnp.unpackbits(words, count=count).astype(bool) for words in (active, visible))
 
@@ -81,7 +88,8 @@ def settle(pipeline: Any, state: Any, active: Rows, visible: Rows, inputs: StepI
         after = pipeline.step_rows(rows, zero, seen, inputs)
         return jax.tree.map(lambda old, new: jnp.where(per_row(waits, old), old, new), rows, after)
 
-    return pipeline.with_rows(state, apart(step, inputs.count >= 0, rows, waits, seen, inputs), inputs)
+    settled = apart(step, inputs.count >= 0, rows, waits, seen, inputs)
+    return pipeline.with_rows(state, merged(whole, settled), inputs)
 
 
 def stage(grads: Any, indices: jax.Array, fields: tuple[str, ...]) -> jax.Array:

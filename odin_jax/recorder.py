@@ -47,8 +47,9 @@ class Wrote:
     """A unit has its gradients and reads no more."""
 
     unit: int
-    active: np.ndarray  # C
+    active: np.ndarray  # rows it updates: C, and those carried
     magnitude: np.ndarray | None = None  # float [N] ‖g(p)‖, the evidence; None: no evidence
+    carried: np.ndarray | None = None  # rows outside C, updated by gradients that earlier units left; None: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +97,13 @@ class Recorder:
         """``unit`` takes the state that it computes on; once, or once per field group where colour is taken later."""
         self.events.append(Read(unit, structural, _kept(reads), _kept(writes), _kept(late), tuple(fields)))
 
-    def produced(self, unit: int, active: Any, magnitude: Any = None) -> None:
-        """``unit`` has its gradients: ``active`` over all ranks, ``magnitude`` float [N] summed over them."""
+    def produced(self, unit: int, active: Any, magnitude: Any = None, carried: Any = None) -> None:
+        """``unit`` has its gradients: ``active`` over all ranks, ``magnitude`` float [N] summed over them.
+
+        ``carried``: those of the active rows in which only earlier units left a gradient.
+        """
         magnitude = None if magnitude is None else np.array(magnitude)
-        self.events.append(Wrote(unit, np.asarray(_kept(active)), magnitude))
+        self.events.append(Wrote(unit, np.asarray(_kept(active)), magnitude, _kept(carried)))
 
     def published(self, unit: int, part: str, rows: Any, fields: Sequence[str] | None = None) -> None:
         """A part is readable. Give the row list that was really sent (signed integers, padded with N or more) where

@@ -49,6 +49,14 @@ class RunFolder:
         return self.path / "cameras.json"
 
     @property
+    def survey(self) -> Path:
+        return self.path / "survey.json"
+
+    @property
+    def structure(self) -> Path:
+        return self.path / "structure.jsonl"
+
+    @property
     def renders(self) -> Path:
         return self.path / "renders"
 

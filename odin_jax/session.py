@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odin_jax import cache, cameras_json, pipelines, record, train_config
+from odin_jax import cache, cameras_json, hooks, pipelines, record, train_config
 from odin_jax.account import Account
 from odin_jax.backdrop import backdrop, composite_colour
 from odin_jax.checkpoint import Checkpoints
@@ -26,6 +26,7 @@ from odin_jax.parallel.join import Team, joined
 from odin_jax.progress import Progress, Scalars, StepNumbers
 from odin_jax.record import Clock
 from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
+from odin_jax.structure import StructureLog
 from odin_jax.train_config import TrainConfig
 from odin_jax.trainer import Position, Trainer, drawable, exported, fresh, restored
 from splat.errors import UserError
@@ -76,7 +77,9 @@ def _run(config: TrainConfig, run: RunFolder, team: Team, clock: Clock) -> int:
         return 0
     cache.enable(config.cache_dir)
     scene = scene_of(config)
-    session = Session(config, run, scene, pipelines.build(config), team.leads)
+    before = source and source[0].parent / run.survey.name
+    pipeline = hooks.surveyed(pipelines.build(config), scene, before, run.survey, team.leads)
+    session = Session(config, run, scene, pipeline, team.leads)
     if team.leads:
         for line in scene.warnings:
             print(f"note: {line}")
@@ -163,7 +166,8 @@ def _loop(session: Session, team: Team, trainer: Trainer, interrupt: Interrupt) 
             if leads:
                 scalars.image("photo and render", _sample(session, state), step)
 
-        stopped = trainer.run(interrupt, after_step, picture if config.tensorboard else None)
+        structure = StructureLog(session.run if leads else None, session.pipeline, first - 1)
+        stopped = trainer.run(interrupt, after_step, picture if config.tensorboard else None, structure)
         scalars.close()
         return progress.numbers(), stopped
 

@@ -33,6 +33,7 @@ class Activity:
     numbers: jax.Array  # [4] float32, see NUMBERS: means over the rank's views, sum over rows, 1 if all finite
     pairs: jax.Array  # [S] int32, tile-row pairs of each of the rank's views
     overflow: jax.Array  # [] bool, the room for pairs was too small: nothing here may be used
+    carried: Rows | None  # [N/8] uint8, packed rows to update by gradients of earlier units; None: there are never any
 
 
 class Produced(NamedTuple):
@@ -46,7 +47,7 @@ class Produced(NamedTuple):
 class Word(NamedTuple):
     """What all ranks know of a finished unit A and of the scope of the next unit B."""
 
-    active: Rows  # [N/8] uint8, C_A: rows with a gradient on some rank
+    active: Rows  # [N/8] uint8, rows to update: C_A, those with a gradient on some rank, and ``carried``
     visible: Rows  # [N/8] uint8, rows visible in some view of A
     read: Rows  # [N/8] uint8, R⁺(B); nothing where no unit follows
     write: Rows  # [N/8] uint8, W⁺(B)
@@ -55,6 +56,7 @@ class Word(NamedTuple):
     pairs: jax.Array  # [R, S] int32, tile-row pairs of each view
     host: jax.Array  # [R, 2] float32 of each rank: seconds it computed, 1 if it was told to stop
     views: jax.Array | None  # [R, S, N/8] uint8, rows with a gradient of each view; None where nobody asks
+    carried: Rows | None  # [N/8] uint8, rows outside C_A in which earlier units left a gradient; None: never any
 
     @property
     def delayed(self) -> Rows:
@@ -89,6 +91,7 @@ def compute(pipeline: Any, ranks: int, room: int, state: Any, views: tuple[View,
         numbers.astype(jnp.float32),
         evidence.pairs,
         evidence.overflow,
+        jnp.packbits(evidence.carried) if hasattr(evidence, "carried") else None,
     )
     local = {name: getattr(after, name) for name in pipeline.local_fields}
     return Produced(jax.tree.map(lambda field: field * (1 / ranks), grads), local, activity)
@@ -109,16 +112,21 @@ def tell(views: bool, activity: Activity, read: Rows, write: Rows, host: jax.Arr
     """What the ranks learn of each other once a unit has finished; the only exchange that every window waits for.
 
     ``views``: also the rows of every single view; ``host`` [2] float32: what this rank's host knows (``Word.host``).
+    Carried rows that B reads count as rows that it writes: A has no evidence of their update, so none may be read late.
     """
-    words = jnp.stack([_any(activity.active), activity.visible, read, write])
-    active, visible, read, write = exchange.union(words)
+    own = [_any(activity.active), activity.visible, read, write]
+    words = exchange.union(jnp.stack(own if activity.carried is None else [*own, activity.carried]))
+    active, visible, read, write = words[:4]
+    carried = None if activity.carried is None else words[4] & ~active
+    if carried is not None:
+        active, write = active | carried, write | (read & carried)
     sets = (active, read, waw(active, write), raw(active, read, write),
             war(visible, active, write))
     counts = jnp.stack([count(rows) for rows in sets])
     own = jnp.concatenate([activity.numbers, host, activity.pairs.astype(jnp.float32)])
     numbers, host, pairs = jnp.split(exchange.every(own), [len(NUMBERS), len(NUMBERS) + 2], axis=1)
     return Word(active, visible, read, write, counts, numbers, pairs.astype(jnp.int32), host,
-                exchange.every(activity.active) if views else None)
+                exchange.every(activity.active) if views else None, carried)
 
 
 def gate(activity: Activity, delayed: Rows, skipped: Rows, mean: jax.Array, tau: float, room: int,

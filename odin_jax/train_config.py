@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from odin_jax.field_types import wrong_field
 from splat.errors import UserError
+from splat.pipelines.dash_config import DashConfig
 from splat.pipelines.gs3d_config import Gs3dConfig
+from splat.pipelines.taming_config import TamingConfig
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class TrainConfig:
 
     scene: Path  # capture: a COLMAP folder, transforms.json, a Blender folder or an .npz
     out: Path  # folder for the results; continued when it holds this run
-    pipeline: str = "3dgs"  # 3dgs, or package.module:factory for a pipeline from elsewhere
+    pipeline: str = "3dgs"  # 3dgs, taming, dash, or package.module:factory for a pipeline from elsewhere
     iterations: int = 30_000  # optimizer steps
     downscale: float = 1  # divide the photos' sides by this
     batch: int = 1  # views per optimizer step
@@ -55,6 +57,14 @@ class TrainConfig:
     devices: int | None = None  # simulated CPU devices of this process; None: the devices there are
     # options of the 3DGS pipeline; defaults that count steps shrink to fit below 30,000 iterations
     gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)
+    # options of the TamingGS pipeline, in the same way
+    taming: TamingConfig = dataclasses.field(default_factory=TamingConfig)
+    # options of the DashGS pipeline, in the same way
+    dash: DashConfig = dataclasses.field(default_factory=DashConfig)
+
+
+OPTIONS = {"3dgs": "gs3d", "taming": "taming", "dash": "dash"}  # field with the options of each pipeline
+KINDS = {"gs3d": Gs3dConfig, "taming": TamingConfig, "dash": DashConfig}  # and their class
 
 
 AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,
@@ -77,16 +87,28 @@ def resolved(config: TrainConfig) -> TrainConfig:
         raise UserError(f"--seed {config.seed}: must be below {SEEDS}")
     if not 0 <= config.tau <= 1:
         raise UserError(f"--tau {config.tau}: must lie between 0 and 1")
-    for name in SHARED:
-        if getattr(config.gs3d, name) != getattr(Gs3dConfig, name):
-            raise UserError(f"--gs3d.{name} follows from the run: give --{name} instead")
+    _check_options(config)
     if not config.scene.exists():
         raise UserError(f"--scene {config.scene}: no such file or folder; give a capture's folder or .npz")
-    gs3d = dataclasses.replace(config.gs3d.fitted(config.iterations), iterations=config.iterations,
-                               batch=config.batch, cap=config.cap,
-                               white_background=config.gs3d.white_background or config.background == "white")
+    field = OPTIONS.get(config.pipeline, "gs3d")
+    options = getattr(config, field)
+    fitted = dataclasses.replace(options.fitted(config.iterations), iterations=config.iterations,
+                                 batch=config.batch, cap=config.cap,
+                                 white_background=options.white_background or config.background == "white")
     plan = None if config.plan is None else config.plan.resolve()
-    return dataclasses.replace(config, scene=config.scene.resolve(), plan=plan, gs3d=gs3d)
+    return dataclasses.replace(config, scene=config.scene.resolve(), plan=plan, **{field: fitted})
+
+
+def _check_options(config: TrainConfig) -> None:
+    """Raise UserError for options of another pipeline, and for those that the run's own options decide."""
+    for field, kind in KINDS.items():
+        options, mine = getattr(config, field), OPTIONS.get(config.pipeline, "gs3d") == field
+        for name in SHARED if mine else ():
+            if getattr(options, name) != getattr(kind, name):
+                raise UserError(f"--{field}.{name} follows from the run: give --{name} instead")
+        if not mine and options != kind():
+            raise UserError(f"--{field}.* are options of another pipeline than {config.pipeline}; leave them out or "
+                            "give --pipeline")
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
@@ -108,9 +130,9 @@ def from_json(values: dict[str, Any], where: Path) -> TrainConfig:
     try:
         paths: dict[str, Any] = {name: Path(values[name]) for name in ("scene", "out")}
         paths.update({name: Path(values[name]) if values.get(name) else None for name in ("cache_dir", "plan")})
-        gs3d = Gs3dConfig(**values.get("gs3d", {}))
-        rest = {name: value for name, value in values.items() if name not in ("gs3d", "ablate", *paths)}
-        config = TrainConfig(**paths, gs3d=gs3d, ablate=tuple(values.get("ablate", ())), **rest)
+        options: dict[str, Any] = {name: kind(**values.get(name, {})) for name, kind in KINDS.items()}
+        rest = {name: value for name, value in values.items() if name not in (*options, "ablate", *paths)}
+        config = TrainConfig(**paths, **options, ablate=tuple(values.get("ablate", ())), **rest)
     except (KeyError, TypeError) as error:
         reason = f"{where}: does not fit this version of the program ({error}); train again"
         raise UserError(reason) from error

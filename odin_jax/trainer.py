@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from odin_jax import checkpoint, health
+from odin_jax import checkpoint, health, hooks
 from odin_jax.checkpoint import Checkpoints
 from odin_jax.engine import Engine, growth, living
 from odin_jax.interrupt import Interrupt
@@ -80,12 +80,14 @@ class Trainer:
         self._checkpoints, self._saved_step = checkpoints, saved_step
 
     def run(self, interrupt: Interrupt, after_step: Callable[[StepNumbers], None],
-            picture: Callable[[int, Any], None] | None = None) -> bool:
+            picture: Callable[[int, Any], None] | None = None,
+            after_events: Callable[[int, tuple[str, ...], Any], None] | None = None) -> bool:
         """Train until the last step or an interrupt; whether a process was told to stop.
 
         ``after_step(numbers)`` is called for each step, which may be later than the step; ``picture(step, state)``
-        every ``image_every`` steps. The position is saved every ``checkpoint_every`` steps and at the end. Raises
-        Diverged when a number stops being finite; the checkpoints written before stay.
+        every ``image_every`` steps; ``after_events(step, names, state)`` after structural events. The position is saved
+        every ``checkpoint_every`` steps and at the end. Raises Diverged when a number stops being finite; the
+        checkpoints written before stay.
         """
         at, last, stop = self.position, self._config.iterations, False
         if at.step >= last:
@@ -98,7 +100,7 @@ class Trainer:
                 at.step = step
                 if stop or self._settles(step, picture is not None):
                     self._tell(self._engine.settle(), after_step)
-                    self._settled(step, picture)
+                    self._settled(step, picture, after_events)
             if at.step != self._saved_step:
                 self.save()
         except health.NotFinite as bad:
@@ -123,23 +125,28 @@ class Trainer:
         saves = self._due(self._config.checkpoint_every, step) or step == self._config.iterations
         return bool(drawn or saves or self._pipeline.events(step))
 
-    def _settled(self, step: int, picture: Callable[[int, Any], None] | None) -> None:
+    def _settled(self, step: int, picture: Callable[[int, Any], None] | None,
+                 after_events: Callable[[int, tuple[str, ...], Any], None] | None) -> None:
         at, config = self.position, self._config
-        self._structural(step)
+        events = self._structural(step)
+        if events and after_events:
+            after_events(step, events, self._engine.state())
         at.state = self._engine.state()
         if picture and self._due(config.image_every, step):
             picture(step, at.state)
         if self._due(config.checkpoint_every, step):
             self.save()
 
-    def _structural(self, step: int) -> None:
+    def _structural(self, step: int) -> tuple[str, ...]:
         events = self._pipeline.events(step)
         if not events:
-            return
+            return ()
         state = self._engine.state()
         capacity = len(state.alive)
         for event in events:
-            state = self._pipeline.apply_event(state, event, step)
+            wanted = hooks.event_views(self._pipeline, event, step, state)
+            views = (self._engine.views(step, wanted),) if wanted else ()
+            state = self._pipeline.apply_event(state, event, step, *views)
         if living(state) == 0:
             raise UserError(
                 f"no Gaussian is left after {events[-1]} at step {step}: the photos and poses do not "
@@ -148,6 +155,7 @@ class Trainer:
         self._engine.load(state)
         if len(state.alive) != capacity:
             self.position.rooms.rebuild(growth(state))
+        return events
 
     @staticmethod
     def _due(every: int, step: int) -> bool:
@@ -162,10 +170,15 @@ class Trainer:
 
 def exported(state: Any) -> Gaussians:
     """The rows that are alive, compacted: what the PLY holds and what is measured."""
-    return state.gaussians.take(np.flatnonzero(np.asarray(state.alive)))
+    return _standard(state).take(jnp.asarray(np.flatnonzero(np.asarray(state.alive))))
 
 
 def drawable(state: Any) -> Gaussians:
     """All rows with those that are only capacity made too faint to draw, so that the shape stays the same."""
-    logits = jnp.where(state.alive, state.gaussians.opacity_logits, -30.0)
-    return dataclasses.replace(state.gaussians, opacity_logits=logits)
+    rows = _standard(state)
+    return dataclasses.replace(rows, opacity_logits=jnp.where(state.alive, rows.opacity_logits, -30.0))
+
+
+def _standard(state: Any) -> Gaussians:
+    """The rows as PLY files hold them, where they are trained in another form."""
+    return getattr(state, "exported", state.gaussians)

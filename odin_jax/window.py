@@ -122,12 +122,12 @@ class Runtime:
 
     def _publish(self, state: Any, produced: Produced, word: Word, told: _Told, decision: Decision,
                  following: Assigned | None, step: int) -> None:
-        inputs = self._programs.inputs()(state, scalar(step))
+        inputs, fields = self._programs.inputs()(state, scalar(step)), self._programs.fields(step)
         if decision.action is Action.BARRIER or following is None:
             rows, count = (self._every_row, self._rows) if self._dense else (word.active, told.active)
             self._urgent_published(step, None)
             state = self._executor.publish(
-                state, Publication(step, produced, rows, word.visible, word.active & 0, 0, count, inputs))
+                state, Publication(step, produced, rows, word.visible, word.active & 0, 0, count, inputs, fields))
             self._resting = rows
             self._rest_published(step, state)
             if following is not None:
@@ -138,7 +138,7 @@ class Runtime:
                                 Action.DELAYED: word.write}[decision.action]
         late = word.delayed if decision.action is Action.DELAYED else None
         pending = Publication(step, produced, word.active, word.visible, urgent, first,
-                              told.active - first, inputs)
+                              told.active - first, inputs, fields)
         self._urgent_published(step, urgent)
         self._resting = word.active & ~urgent
         self._observe(following.unit.step, late)
@@ -188,7 +188,7 @@ class Runtime:
         self._declared = (word.read, word.write)
         if self._recorder:
             summed = self._programs.magnitude()(produced.activity)
-            self._recorder.produced(step, here(word.active), _host(summed))
+            self._recorder.produced(step, here(word.active), _host(summed), _host(word.carried))
             self._recorder.decided(step, step + 1, decision, self.admission.tau)
 
     def _urgent_published(self, step: int, rows: Any) -> None:

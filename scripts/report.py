@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from odin_jax import figures
+from odin_jax import figures, growth
 from odin_jax.explain import Explained, Windows, compare, decisions, read_run
 from odin_jax.runs import RunFolder
 from splat.errors import UserError
@@ -44,7 +44,7 @@ class ReportConfig:
 
 
 def main(config: ReportConfig) -> None:
-    """One column per run, then tables and DIR/report/*.png of each run on several ranks.
+    """One column per run, DIR/report/growth.png of each, then tables and more pictures of each run on several ranks.
 
     Raises UserError when a folder has no record or holds something damaged, or when runs cannot be compared.
     """
@@ -66,6 +66,8 @@ def main(config: ReportConfig) -> None:
             shares = view_shares(run.path, config.locality)
             console.print(_locality(shares))
             _say(console, f"wrote {figures.draw_locality(run.path / 'report', shares)}")
+        for path in growth.draw(run.path / "report", RunFolder(run.path)):
+            _say(console, f"wrote {path}")
         if run.windows is None:
             _say(console, f"{run.path}: no windows, the run had one device and waited for nobody")
             continue

@@ -64,12 +64,13 @@ class _Axis(NamedTuple):
 
 
 def may_touch(gaussians: Gaussians, drift: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
-              options: RenderOptions | None = None) -> jax.Array:
+              log_opacity: jax.Array | None = None, options: RenderOptions | None = None) -> jax.Array:
     """[N] bool: true in every row that a render of ``camera`` could touch after any change within ± ``drift``.
 
     ``drift`` holds the largest change ≥ 0 of each element of the geometry fields (``splat.optim.worst_step``); its
     colour fields are not looked at and may be None. With zero drift these are the rows of ``count_pairs``, with one
-    pixel to spare. "Touch" is ``RenderOutput.visible`` and the rows of ``count_pairs`` (design §6).
+    pixel to spare. "Touch" is ``RenderOutput.visible`` and the rows of ``count_pairs`` (design §6). ``log_opacity`` [N]
+    is the logarithm of the largest opacity within ± ``drift``; None: opacities are the sigmoid of the logits.
     """
     options = options or RenderOptions()
     position, moves = columns(gaussians.means), columns(drift.means)
@@ -78,8 +79,9 @@ def may_touch(gaussians: Gaussians, drift: Gaussians, camera: Camera, *, alive: 
     across = _axis(0, fx, cx, camera.width, position, moves, camera.view, depth)
     down = _axis(1, fy, cy, camera.height, position, moves, camera.view, depth)
     xx, yy = (raw + options.low_pass for raw in _extents(gaussians, drift, depth, across, down))
-    logits = gaussians.opacity_logits + drift.opacity_logits
-    level = 2 * (jax.nn.log_sigmoid(logits) - math.log(MIN_ALPHA)) + RELATIVE
+    if log_opacity is None:
+        log_opacity = jax.nn.log_sigmoid(gaussians.opacity_logits + drift.opacity_logits)
+    level = 2 * (log_opacity - math.log(MIN_ALPHA)) + RELATIVE
     outside = (_misses(fx, cx, camera.width, across, level * xx)
                | _misses(fy, cy, camera.height, down, level * yy)) & ~straddles
     if options.antialias:

@@ -118,12 +118,13 @@ def choose(
     extent: jax.Array,
     size_prune: jax.Array,
     rules: DensityRules,
+    target: jax.Array | None = None,
 ) -> Choice:
     """Which rows to clone, split and prune (spec §1.5), at most ``rules.cap`` of them alive afterwards.
 
-    Where the cap or the growth limit leaves room for some of the candidates only, those with the largest
-    ``mean_gradient`` [N] are taken, the lower row first among equals. Rows beyond the cap are pruned, the faintest
-    first.
+    ``target`` [] int32: rows from which on this event adds none, a limit beside those of ``rules``. Where the cap, the
+    growth limit or the target leaves room for some of the candidates only, those with the largest ``mean_gradient`` [N]
+    are taken, the lower row first among equals. Rows beyond the cap are pruned, the faintest first.
     """
     largest = jnp.max(gaussians.scales, axis=-1)
     faint = gaussians.opacities < rules.prune_opacity
@@ -136,7 +137,7 @@ def choose(
     prune = alive & (faint | (too_large & ~split))
     if rules.cap is not None:
         prune = prune | _beyond(alive & ~prune, gaussians.opacities, rules.cap)
-    if (limit := rules.limit) is not None:
+    if (limit := _least(rules.limit, target)) is not None:
         room = jnp.maximum(limit - jnp.sum(alive & ~prune), 0)
         grow_ = _largest((clone | split) & ~prune, mean_gradient, room)
         clone, split = clone & grow_, split & grow_
@@ -203,6 +204,13 @@ def _turned(quats: jax.Array, vectors: jax.Array) -> jax.Array:
     scalar, axis = quats[..., :1], jnp.broadcast_to(quats[..., 1:], vectors.shape)
     across = jnp.cross(axis, vectors)
     return vectors + 2 * (scalar * across + jnp.cross(axis, across))
+
+
+def _least(limit: int | None, target: jax.Array | None) -> Any:
+    """The smaller of two limits; None: no limit."""
+    if limit is None or target is None:
+        return target if limit is None else limit
+    return jnp.minimum(limit, target)
 
 
 def _largest(rows: jax.Array, values: jax.Array, most: jax.Array) -> jax.Array:

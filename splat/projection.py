@@ -44,8 +44,11 @@ class _Eye(NamedTuple):
 
 
 def project(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None, sh_degree: int | jax.Array,
-            probe: jax.Array | None, options: RenderOptions) -> Projected:
-    """Project all rows (spec §1.1). ``probe`` [N, 2] is added to the centres in NDC units (spec §1.4)."""
+            probe: jax.Array | None, options: RenderOptions, opacities: jax.Array | None = None) -> Projected:
+    """Project all rows (spec §1.1). ``probe`` [N, 2] is added to the centres in NDC units (spec §1.4).
+
+    ``opacities`` [N] ≥ 0 stand in for the sigmoid of the logits and may be above 1.
+    """
     position = columns(gaussians.means)
     x, y, z = shared(_to_camera(position, camera))
     in_front = z > options.near
@@ -54,7 +57,7 @@ def project(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None, sh
     raw_xx, xy, raw_yy = _covariance(gaussians, eye, camera)
     xx, yy = raw_xx + options.low_pass, raw_yy + options.low_pass
     det = xx * yy - xy * xy
-    opacity = gaussians.opacities
+    opacity = gaussians.opacities if opacities is None else opacities
     if options.antialias:
         ratio = (raw_xx * raw_yy - xy * xy) / det
         opacity = opacity * jnp.sqrt(jnp.maximum(ratio, COMPENSATION_FLOOR))

@@ -38,13 +38,14 @@ class RenderOutput:
 
 def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
            background: jax.Array | None = None, sh_degree: int | jax.Array = 3, probe: jax.Array | None = None,
-           options: RenderOptions | None = None, lists: tiles.TileLists | None = None) -> RenderOutput:
+           opacities: jax.Array | None = None, options: RenderOptions | None = None,
+           lists: tiles.TileLists | None = None) -> RenderOutput:
     """Render ``gaussians`` (N rows) from ``camera``.
 
     Pure; works under ``jit``, ``grad`` (to every field, to ``camera.view`` and ``camera.intrinsics``, to
     ``background`` [3] and to ``probe`` [N, 2], an offset of the centres in NDC units) and ``vmap`` over cameras.
-    ``alive`` [N] bool masks rows that are only capacity. ``sh_degree`` 0..3 may be traced. A ``shard_map`` around it
-    needs ``check_vma=False``.
+    ``alive`` [N] bool masks rows that are only capacity. ``sh_degree`` 0..3 may be traced. ``opacities`` [N] ≥ 0 stand
+    in for the sigmoid of the logits and may be above 1. A ``shard_map`` around it needs ``check_vma=False``.
 
     Room for tile-row pairs is ``options.pair_capacity``. Left at None it is counted when the inputs are concrete; under
     a transformation it is ``16·N``, with small images cut into coarser tiles, which need fewer pairs. Where it does not
@@ -66,18 +67,20 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
         check_camera(camera)
     side = tile_side(camera.width, camera.height)
     if lists is None and options.pair_capacity is None:
-        counted = is_concrete((gaussians, camera, alive))
-        room = _counted(gaussians, camera, alive, options) if counted else max(PAIRS_PER_ROW * gaussians.count, 4096)
+        counted = is_concrete((gaussians, camera, alive, opacities))
+        room = (_counted(gaussians, camera, alive, opacities, options) if counted
+                else max(PAIRS_PER_ROW * gaussians.count, 4096))
         options, side = dataclasses.replace(options, pair_capacity=room), side if counted else COARSE_TILE
-    return _render(gaussians, camera, alive, background, sh_degree, probe, options, side, lists)
+    return _render(gaussians, camera, alive, background, sh_degree, probe, opacities, options, side, lists)
 
 
 # One compiled program where the caller has none; inlined into the caller's where they do.
 @functools.partial(jax.jit, static_argnames=("options", "side"), inline=True)
 def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, background: jax.Array | None,
-            sh_degree: int | jax.Array, probe: jax.Array | None, options: RenderOptions, side: int,
-            lists: tiles.TileLists | None) -> RenderOutput:
-    proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
+            sh_degree: int | jax.Array, probe: jax.Array | None, opacities: jax.Array | None, options: RenderOptions,
+            side: int, lists: tiles.TileLists | None) -> RenderOutput:
+    proj = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options,
+                   opacities=opacities)
     if lists is None:
         lists = tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, options.pair_capacity or 1, side)
     blended: Any = blend(proj.geometry, proj.features, lists, camera.width, camera.height)
@@ -90,7 +93,7 @@ def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, backg
 
 
 def bin_view(gaussians: Gaussians, camera: Camera, pair_capacity: int, *, alive: jax.Array | None = None,
-             options: RenderOptions | None = None) -> tiles.TileLists:
+             opacities: jax.Array | None = None, options: RenderOptions | None = None) -> tiles.TileLists:
     """The tile lists of a view, of ``pair_capacity`` slots, for ``render(…, lists=…)``. Pure, jittable.
 
     They follow from geometry alone (means, scales, rotations, opacities), so colours may still be on their way
@@ -98,18 +101,21 @@ def bin_view(gaussians: Gaussians, camera: Camera, pair_capacity: int, *, alive:
     """
     colours = {name: jnp.zeros_like(getattr(gaussians, name)) for name in COLOUR_FIELDS}
     bare = dataclasses.replace(gaussians, **colours)
-    proj = project(bare, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions())
+    proj = project(bare, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions(),
+                   opacities=opacities)
     side = tile_side(camera.width, camera.height)
     return tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, pair_capacity, side)
 
 
 def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
+                opacities: jax.Array | None = None,
                 options: RenderOptions | None = None) -> tuple[jax.Array, jax.Array]:
     """([N] bool rows that the renderer touches in this view, [] int32 tile-row pairs it needs room for).
 
     The scope of a view on the state as it stands (design §6), with the renderer's own test.
     """
-    proj = project(gaussians, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions())
+    proj = project(gaussians, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions(),
+                   opacities=opacities)
     return tiles.count(proj, camera.width, camera.height, tile_side(camera.width, camera.height))
 
 
@@ -124,6 +130,7 @@ def pair_bucket(pairs: int) -> int:
     return size
 
 
-def _counted(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, options: RenderOptions) -> int:
+def _counted(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, opacities: jax.Array | None,
+             options: RenderOptions) -> int:
     with jax.ensure_compile_time_eval():
-        return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, options=options)[1]))
+        return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, opacities=opacities, options=options)[1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from odin_jax.train_config import TrainConfig
 from odin_jax.trainer import Position
 from odin_jax.window import Assigned, Runtime, Window
 from sched.plan import Plan
+from splat.pipelines.protocol import View
 from splat.scene.types import Scene
 
 
@@ -34,7 +35,8 @@ class DataParallel:
         """Go on from ``position``; ``on_window`` is told of each window."""
         self._config, self._scene, self._pipeline, self._plan = config, scene, pipeline, plan
         self._ranks, self._rooms, self._on_window = ranks, position.rooms, on_window
-        self._feed = UnitFeed(scene, config)
+        self._step = position.step
+        self._feed = UnitFeed(scene, config, pipeline)
         self._balance = Balance(
             ranks.count, not plan.options.leaves_out("dds"), config.exchange == "psum", position.pairs)
         placed = placement.place_parts(ranks, pipeline, position.state, position.parts)
@@ -45,10 +47,11 @@ class DataParallel:
             programs, self._executor, admission, placed, position.step, config.path == "sync-dense")
         self._settled = placement.one_device(ranks, pipeline, placed)
         self._gaussians = living(self._settled)
-        self._open_rooms()
+        self._open_rooms(position.step + 1)
         self._masked, self._stop = has_masks(scene), False
 
     def start(self, step: int, stop: bool) -> Started:
+        self._step = step
         views = self._balance.assign(np.array(self._feed.by_size(self._plan.unit(step - 1))))
         unit = Assigned(self._unit(step, views), views)
         planned = self._plan.windows[(step - 2) % len(self._plan.windows)]
@@ -68,6 +71,7 @@ class DataParallel:
 
     def load(self, state: Any) -> None:
         self._settled, self._gaussians = state, living(state)
+        self._open_rooms(self._step + 1)
         self._runtime.restructure(placement.place(self._ranks, self._pipeline, state))
         self._runtime.admission.forget()
 
@@ -77,21 +81,25 @@ class DataParallel:
         return (placement.with_parts(self._ranks, self._pipeline, self._runtime.now.state),
                 {"parts": self._ranks.count, "view_pairs": [list(entry) for entry in pairs]})
 
+    def views(self, step: int, train: Sequence[int]) -> tuple[View, ...]:
+        return self._feed.views(step, [(place, self._scene.train[view]) for place, view in enumerate(train)])
+
     def close(self) -> None:
         self._executor.close()
         self._feed.close()
 
-    def _open_rooms(self) -> None:
-        """Rooms for every size of photo, now that the state is at hand: the updates of later units use it up."""
-        photos = [self._scene.photos[index] for index in self._scene.train]
+    def _open_rooms(self, step: int) -> None:
+        """Rooms for every size of photo from unit ``step`` on, now that the state is at hand: later updates use it up.
+        """
+        photos = self._feed.train_photos(step)
         for size in sorted({(photo.width, photo.height) for photo in photos} - set(self._rooms.rooms)):
-            open_room(self._rooms, size, self._pipeline, self._settled, self._scene)
+            open_room(self._rooms, size, self._pipeline, self._settled, photos)
 
     def _unit(self, step: int, views: np.ndarray) -> Unit:
         """The views of this process's ranks on their devices; all ranks' views are alike in shape, place by place."""
         indices = [[self._scene.train[view] for view in of_rank] for of_rank in views]
         slots = range(views.shape[1])
-        shapes = [alike([self._scene.photos[of_rank[slot]] for of_rank in indices], self._masked) for slot in slots]
+        shapes = [alike([self._feed.photo(step, of_rank[slot]) for of_rank in indices], self._masked) for slot in slots]
         parts = []
         for rank in self._ranks.local:
             placed = [(rank * len(slots) + slot, indices[rank][slot]) for slot in slots]

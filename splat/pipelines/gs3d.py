@@ -9,7 +9,7 @@ reset, and all at the last step (spec §0.4, §1.5); with that, its order and ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -77,12 +77,15 @@ class Gs3d:
         """([N] bool rows that a render of ``camera`` touches, [] int32 tile-row pairs); one program per
         image size.
         """
-        return _scope(state.gaussians, state.alive, camera, self.options())
+        return _scope(state.gaussians, state.alive, self.opacities(state, state.gaussians), camera, self.options())
 
     def bins(self, state: SplatState, views: Sequence[View], pair_capacity: int) -> tuple[TileLists, ...]:
         """The tile lists of each view, from geometry alone; jittable with ``pair_capacity`` static."""
+        opacities = self.opacities(state, state.gaussians)
+
         def of_view(view: View) -> TileLists:
-            return bin_view(state.gaussians, view.camera, pair_capacity, alive=state.alive, options=self.options())
+            return bin_view(state.gaussians, view.camera, pair_capacity, alive=state.alive, opacities=opacities,
+                            options=self.options())
 
         return unit.each(of_view, views)
 
@@ -96,7 +99,8 @@ class Gs3d:
         """
         degree = schedule.sh_degree(step, self.config.sh_every)
         options = self.options(pair_capacity)
-        of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, degree, options)
+        opacities = partial(self.opacities, state)
+        of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, opacities, degree, options)
         return unit.loss_and_grad(of_view, state.gaussians, views, bins)
 
     def update(self, state: SplatState, grads: Gaussians, evidence: Evidence, step: jax.Array) -> SplatState:
@@ -158,6 +162,10 @@ class Gs3d:
     def reach(self, state: SplatState, camera: Camera, drift: Gaussians) -> jax.Array:
         """[N] bool: rows that a render of ``camera`` may touch after any move within ``drift``."""
         return may_touch(state.gaussians, drift, camera, alive=state.alive, options=self.options())
+
+    def opacities(self, state: SplatState, gaussians: Gaussians) -> jax.Array | None:
+        """[N] opacities of the rows that ``state`` is trained in, differentiable; None: the sigmoid of the logits."""
+        return None
 
     def learning_rates(self, step: jax.Array, extent: jax.Array) -> Gaussians:
         """Rate of each field at ``step`` as a ``Gaussians`` of [] float32 (spec §0.4), × √B under the √B
@@ -259,13 +267,18 @@ class Gs3d:
 
 @partial(jax.jit, static_argnames="options")
 def _scope(
-    gaussians: Gaussians, alive: jax.Array, camera: Camera, options: RenderOptions
+    gaussians: Gaussians, alive: jax.Array, opacities: jax.Array | None, camera: Camera, options: RenderOptions
 ) -> tuple[jax.Array, jax.Array]:
-    return count_pairs(gaussians, camera, alive=alive, options=options)
+    return count_pairs(gaussians, camera, alive=alive, opacities=opacities, options=options)
 
 
 def _view_loss_and_grad(
-    gaussians: Gaussians, alive: jax.Array, degree: jax.Array, options: RenderOptions, view: View,
+    gaussians: Gaussians,
+    alive: jax.Array,
+    opacities: Callable[[Gaussians], jax.Array | None],
+    degree: jax.Array,
+    options: RenderOptions,
+    view: View,
     lists: TileLists | None,
 ) -> tuple[Gaussians, Evidence]:
     """Gradient of one view's loss, and its evidence."""
@@ -281,6 +294,7 @@ def _view_loss_and_grad(
             background=view.background,
             sh_degree=degree,
             probe=probe,
+            opacities=opacities(gaussians),
             options=options,
             lists=lists,
         )

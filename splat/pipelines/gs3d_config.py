@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, ClassVar, Literal, get_args, get_type_hints
 
 import tyro
 
@@ -14,14 +14,16 @@ from splat.errors import UserError
 PUBLISHED_ITERATIONS = 30_000
 SHORT_ITERATIONS = 7_000  # a run with fewer steps limits its growth, to ROWS_PER_STEP × its steps
 ROWS_PER_STEP = 20
-PERIODS = ("iterations", "position_lr_steps", "batch", "sh_every", "densify_every", "reset_every", "cap")  # from 1
-INSIDE_0_1 = ("start_opacity", "reset_opacity")
+FROM_1 = ("iterations", "position_lr_steps", "batch", "sh_every", "densify_every", "reset_every", "cap", "max_scale",
+          "levels", "max_rows")
+INSIDE_0_1 = ("start_opacity", "reset_opacity", "start_energy", "momentum")
 
 
 @dataclass(frozen=True)
 class Gs3dConfig:
     """3DGS as published (spec §0.4, §1.5, §5). Steps are optimizer steps and count from 1."""
 
+    options: ClassVar[str] = "gs3d"  # what the command line calls these
     iterations: Annotated[int, tyro.conf.Suppress] = PUBLISHED_ITERATIONS  # steps; the last one takes no optimizer step
     position_lr_start: float = 1.6e-4  # learning rate of the means at the start, per unit of scene extent
     position_lr_end: float = 1.6e-6  # learning rate of the means from position_lr_steps on
@@ -99,7 +101,7 @@ class Gs3dConfig:
                 fault = "" if value in choices else f"choose {' or '.join(map(str, choices))}"
             elif not math.isfinite(value):
                 fault = "must be a finite number"
-            elif name in PERIODS:
+            elif name in FROM_1:
                 fault = "" if value >= 1 else "must be at least 1"
             elif name in INSIDE_0_1:
                 fault = "" if 0 < value < 1 else "must be between 0 and 1, both excluded"
@@ -110,7 +112,7 @@ class Gs3dConfig:
             else:
                 fault = "" if value >= 0 else "must be at least 0"
             if fault:
-                raise UserError(f"--gs3d.{name.replace('_', '-')} {value}: {fault}")
+                raise UserError(f"--{self.options}.{name.replace('_', '-')} {value}: {fault}")
 
     @property
     def rules(self) -> DensityRules:

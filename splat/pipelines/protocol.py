@@ -90,6 +90,50 @@ class Pipeline(Protocol):
         ...
 
 
+class Staged(Protocol):
+    """What a pipeline may offer beside, each method alone: a look at the photos, a scale of theirs, views for events,
+    fields that are not stepped every time.
+
+    Like ``events`` they are plain Python and have to give the same on all hosts.
+    """
+
+    def survey(self, photos: Sequence[np.ndarray]) -> Any:
+        """JSON values about the training photos, each [H, W, 3] uint8 and decoded when asked for; once per run."""
+        ...
+
+    def with_survey(self, found: Any) -> Any:
+        """The pipeline that trains by what ``survey`` found; called before the first state is made."""
+        ...
+
+    def scale(self, step: int) -> int:
+        """By how much the sides of photos and renders are divided in unit ``step``.
+
+        The unit after a change must follow a structural event: ``events(step)`` is not empty where ``scale(step + 1)``
+        differs from ``scale(step)``.
+        """
+        ...
+
+    def event_views(self, event: str, step: int, state: Any) -> Sequence[int]:
+        """Training views, counted from 0, that ``apply_event(state, event, step, views)`` gets; none: no argument.
+
+        The views are at the scale of ``step``, their arrays on the host.
+        """
+        ...
+
+    def exchanged_fields(self, step: int) -> tuple[str, ...]:
+        """Fields of the rows that the optimizer step ``step`` changes: all, where a pipeline does not say.
+
+        A field that is left out keeps rows and moments. Its gradients may be summed in a field of ``local_fields`` and
+        be given with those of the unit that steps it; its evidence then also has ``carried`` [N] bool, the rows in
+        which this rank's sum is not zero. They are published like rows of that unit's own.
+        """
+        ...
+
+    def told(self, state: Any, step: int) -> dict[str, Any]:
+        """JSON numbers about the schedule after the events of ``step``, to be written down and drawn."""
+        ...
+
+
 class RowPipeline(Pipeline, Protocol):
     """What a pipeline offers beside, so that its steps can be published by rows and fields (design §7).
 
@@ -111,7 +155,7 @@ class RowPipeline(Pipeline, Protocol):
         """The state with the statistics of a unit added to its ``local_fields``."""
         ...
 
-    def step_inputs(self, state: Any, step: jax.Array) -> StepInputs:
+    def step_inputs(self, state: Any, step: jax.Array) -> Any:
         """What is the same for all rows in the optimizer step ``step``; the state is the one before it."""
         ...
 

@@ -8,7 +8,7 @@ absent; a part by rows has fewer rows.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import struct
@@ -23,8 +23,9 @@ class Rows:
     nu: Any  # second moments
 
 
-class StepInputs(NamedTuple):
-    """What is the same for all rows in one optimizer step."""
+@struct.dataclass
+class StepInputs:
+    """What is the same for all rows in one optimizer step; a pipeline that needs more adds it in a subclass."""
 
     count: jax.Array  # [] int32 steps taken after this one
     rates: Any  # learning rate of each field, [] float32

@@ -43,13 +43,13 @@ class _Footprints(NamedTuple):
 
 def raster_ref(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,
                background: jax.Array | None = None, sh_degree: int = 3, probe: jax.Array | None = None,
-               options: RenderOptions | None = None) -> Rendered:
+               opacities: jax.Array | None = None, options: RenderOptions | None = None) -> Rendered:
     """What ``splat.render`` promises, dense over every pixel and row (spec §1.1 to §1.4).
 
     Arguments as there; ``options.pair_capacity`` has no meaning here. Time grows as H·W·N, memory as W·N.
     """
     options = options or RenderOptions()
-    rows = _footprints(gaussians, camera, alive, sh_degree, probe, options)
+    rows, _ = _footprints(gaussians, camera, alive, sh_degree, probe, options, opacities)
     x, y = jnp.arange(camera.width) + 0.5, jnp.arange(camera.height) + 0.5
     pixels = jnp.stack(jnp.meshgrid(x, y), -1).astype(gaussians.means.dtype)
     line = jax.checkpoint(jax.vmap(lambda pixel: _blend_pixel(pixel, rows)))
@@ -59,21 +59,45 @@ def raster_ref(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None 
     return Rendered(image, alpha, depth)
 
 
+def contributions_ref(gaussians: Gaussians, camera: Camera, weights: jax.Array, *, alive: jax.Array | None = None,
+                      opacities: jax.Array | None = None, options: RenderOptions | None = None) -> jax.Array:
+    """[4, N] what ``splat.raster.contributions`` promises: sums over pixels of ``weights`` [H, W], of 1, of αT and of
+    the distance to the centre, for every row where blending accepts it (spec §3.3).
+    """
+    rows, order = _footprints(gaussians, camera, alive, 0, None, options or RenderOptions(), opacities)
+    x, y = jnp.arange(camera.width) + 0.5, jnp.arange(camera.height) + 0.5
+    pixels = jnp.stack(jnp.meshgrid(x, y), -1).astype(gaussians.means.dtype)
+
+    def of_pixel(pixel: jax.Array, omega: jax.Array) -> jax.Array:
+        weight = _weights(pixel, rows)
+        taken = weight > 0
+        return jnp.stack([taken * omega, taken, weight, taken * jnp.linalg.norm(rows.centre - pixel, axis=-1)])
+
+    lines = jax.lax.map(lambda line: jax.vmap(of_pixel)(*line).sum(0), (pixels, weights))
+    return lines.sum(0)[:, jnp.argsort(order)]
+
+
 def _blend_pixel(pixel: jax.Array, rows: _Footprints) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Colour [3], Σ w and Σ w·z of one pixel [2] (spec §1.3)."""
+    weight = _weights(pixel, rows)
+    return weight @ rows.colour, jnp.sum(weight), weight @ rows.depth
+
+
+def _weights(pixel: jax.Array, rows: _Footprints) -> jax.Array:
+    """[N] w = αT of each row at one pixel [2]."""
     d = rows.centre - pixel
     response = rows.opacity * jnp.exp(-0.5 * jnp.einsum("ni,nij,nj->n", d, rows.conic, d))
     alpha = response + jax.lax.stop_gradient(jnp.minimum(response, MAX_ALPHA) - response)
     alpha = jnp.where(response >= MIN_ALPHA, alpha, 0)
     behind = jnp.cumprod(1 - alpha)
     in_front = jnp.concatenate([jnp.ones_like(behind[:1]), behind[:-1]])
-    weight = jnp.where(behind >= MIN_TRANSMITTANCE, alpha * in_front, 0)
-    return weight @ rows.colour, jnp.sum(weight), weight @ rows.depth
+    return jnp.where(behind >= MIN_TRANSMITTANCE, alpha * in_front, 0)
 
 
 def _footprints(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, sh_degree: int,
-                probe: jax.Array | None, options: RenderOptions) -> _Footprints:
-    """Projection of all rows (spec §1.1), in the order of their float32 depth, ties in row order (§1.2)."""
+                probe: jax.Array | None, options: RenderOptions,
+                opacities: jax.Array | None) -> tuple[_Footprints, jax.Array]:
+    """Projection of all rows (spec §1.1) in the order of their float32 depth, ties in row order (§1.2); that order."""
     turn, shift = camera.view[:3, :3], camera.view[:3, 3]
     at = gaussians.means @ turn.T + shift
     drawn = at[:, 2] > options.near
@@ -84,7 +108,7 @@ def _footprints(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, s
     to_image = _jacobian(at, camera) @ turn
     sharp = to_image @ _covariance(gaussians) @ to_image.swapaxes(1, 2)
     blurred = sharp + options.low_pass * jnp.eye(2)
-    opacity = gaussians.opacities
+    opacity = gaussians.opacities if opacities is None else opacities
     if options.antialias:
         kept = jnp.linalg.det(sharp) / jnp.linalg.det(blurred)
         opacity = opacity * jnp.sqrt(jnp.maximum(kept, COMPENSATION_FLOOR))
@@ -98,7 +122,7 @@ def _footprints(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, s
     rows = _Footprints(centre, jnp.linalg.inv(blurred), jnp.where(drawn, opacity, 0),
                        _colours(gaussians, _unit(toward), sh_degree), at[:, 2])
     order = jnp.argsort(at[:, 2].astype(jnp.float32), stable=True)
-    return _Footprints(*(field[order] for field in rows))
+    return _Footprints(*(field[order] for field in rows)), order
 
 
 def _jacobian(at: jax.Array, camera: Camera) -> jax.Array:

@@ -1,0 +1,31 @@
+"""What each structural event made of the rows, one line of JSON per step that has some: ``structure.jsonl``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from odin_jax import hooks
+from odin_jax.engine import living
+from odin_jax.runs import RunFolder
+
+
+class StructureLog:
+    """Writes a line when it is called; lines after ``step``, of an earlier try, leave the file."""
+
+    def __init__(self, run: RunFolder | None, pipeline: Any, step: int):
+        """``run`` None: another process writes."""
+        self._path, self._pipeline = None if run is None else run.structure, pipeline
+        if self._path is not None and self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines(keepends=True)
+                    if line.endswith("}\n") and json.loads(line)["step"] <= step]
+            self._path.write_text("".join(kept))
+
+    def __call__(self, step: int, events: tuple[str, ...], state: Any) -> None:
+        """After the ``events`` of ``step``: rows alive, room for rows, and what the pipeline tells of its schedule."""
+        if self._path is None:
+            return
+        line = {"step": step, "events": list(events), "rows": living(state), "capacity": len(state.alive),
+                **hooks.told(self._pipeline, state, step)}
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
