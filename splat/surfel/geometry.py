@@ -80,7 +80,7 @@ def project(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None, sh
     g = (-disk.tilt[0] * a[0] - disk.tilt[1] * a[2], -disk.tilt[0] * a[1] - disk.tilt[1] * a[3])
     log2_opacity = jnp.log2(jnp.where(valid, opacity, 1.0))
     normal = tuple(jnp.where(face > 0, -part, part) for part in axes[2])
-    outline = _outline(jax.lax.stop_gradient((plain, low_pass, z, opacity)), valid, camera, options)
+    outline = _outline(jax.lax.stop_gradient((disk, low_pass, z, opacity)), valid, camera, options)
     return Surfels(from_columns(_kept(valid, (*disk.mean, *a, *g, *low_pass, z, log2_opacity))),
                    from_columns(_kept(valid, (*shown, *normal))), outline)
 

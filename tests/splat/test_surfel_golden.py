@@ -79,10 +79,10 @@ def test_float64_gradients(double):
 def test_float32_maps(single):
     for name in MAPS:
         difference = np.abs(np.asarray(getattr(single.out, name)) - single.golden[f"out_{name}"])
-        assert np.median(difference) < 2e-6, name
-        assert np.sum(difference > 1e-4 * max(1, single.golden[f"out_{name}"].max())) <= 6, name
+        assert np.median(difference) < 1e-6, name
+        assert np.sum(difference > 1e-4) <= 6, name
 
 
 def test_float32_gradients(single):
     for name, found in single.gradients.items():
-        assert relative_error(found, single.golden[f"grad_{name}"]) < 2e-3, name
+        assert relative_error(found, single.golden[f"grad_{name}"]) < 4e-4, name
