@@ -8,10 +8,15 @@ from typing import Any
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
 from splat.pipelines.dash import Dash
+from splat.pipelines.gs2d import Gs2d
 from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.protocol import Pipeline
 
-PIPELINES = {"3dgs": lambda config: Gs3d(config.gs3d), "dash": lambda config: Dash(config.dash)}
+PIPELINES = {
+    "3dgs": lambda config: Gs3d(config.gs3d),
+    "2dgs": lambda config: Gs2d(config.gs2d),
+    "dash": lambda config: Dash(config.dash),
+}
 
 
 def build(config: TrainConfig) -> Pipeline:

@@ -23,7 +23,6 @@ from splat.bounds import may_touch
 from splat.cameras import Camera
 from splat.density import DensityStats
 from splat.gaussians import COLOUR_FIELDS, FIELDS, GEOMETRY_FIELDS, Gaussians
-from splat.loss import mean_squared_error, photometric
 from splat.options import RenderOptions
 from splat.pipelines import state as states
 from splat.pipelines import unit
@@ -59,9 +58,14 @@ class Gs3d:
         """
         config = self.config
         points, colours = states.first_points(points, colours, config.cap, seed)
+        capacity = states.capacity_for(len(points), self.row_limit, config.capacity_growth)
+        return states.start(self.first_rows(points, colours, extent, seed), capacity, self._optimizer, extent, seed)
+
+    def first_rows(self, points: np.ndarray, colours: np.ndarray, extent: float, seed: int) -> Gaussians:
+        """A row for each point (spec §0.1)."""
         rows = len(points)
-        logit = np.log(config.start_opacity / (1 - config.start_opacity))
-        gaussians = Gaussians(
+        logit = np.log(self.config.start_opacity / (1 - self.config.start_opacity))
+        return Gaussians(
             means=jnp.asarray(points),
             log_scales=jnp.asarray(states.start_log_scales(points, extent)),
             quats=jnp.zeros((rows, 4), jnp.float32).at[:, 0].set(1),
@@ -69,8 +73,6 @@ class Gs3d:
             sh_dc=jnp.asarray((colours.astype(np.float32) / 255 - 0.5) / C0, jnp.float32),
             sh_rest=jnp.zeros((rows, SH_REST, 3), jnp.float32),
         )
-        capacity = states.capacity_for(rows, self.row_limit, config.capacity_growth)
-        return states.start(gaussians, capacity, self._optimizer, extent, seed)
 
     def scope(self, state: SplatState, camera: Camera) -> tuple[jax.Array, jax.Array]:
         """([N] bool rows that a render of ``camera`` touches, [] int32 tile-row pairs); one program per
@@ -84,8 +86,12 @@ class Gs3d:
         """Gradient of the mean loss over the views, and the evidence; jittable with ``pair_capacity`` static."""
         degree = schedule.sh_degree(step, self.config.sh_every)
         options = self.options(pair_capacity)
-        of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, degree, options)
-        return unit.loss_and_grad(of_view, state.gaussians, views)
+
+        def draw(gaussians: Gaussians, probe: jax.Array, view: View) -> Any:
+            return render(gaussians, view.camera, alive=state.alive, background=view.background, sh_degree=degree,
+                          probe=probe, options=options)
+
+        return unit.loss_and_grad(partial(unit.view_loss_and_grad, draw, state.gaussians), state.gaussians, views)
 
     def update(self, state: SplatState, grads: Gaussians, evidence: Evidence, step: jax.Array) -> SplatState:
         """The statistics of the unit and one optimizer step; jittable, donate ``state`` at the jit boundary.
@@ -250,36 +256,3 @@ def _scope(
     gaussians: Gaussians, alive: jax.Array, camera: Camera, options: RenderOptions
 ) -> tuple[jax.Array, jax.Array]:
     return count_pairs(gaussians, camera, alive=alive, options=options)
-
-
-def _view_loss_and_grad(
-    gaussians: Gaussians, alive: jax.Array, degree: jax.Array, options: RenderOptions, view: View
-) -> tuple[Gaussians, Evidence]:
-    """Gradient of one view's loss, and its evidence."""
-    dtype = gaussians.means.dtype
-    photo = view.photo.astype(dtype) / 255
-    mask = None if view.mask is None else view.mask.astype(dtype) / 255
-
-    def loss(gaussians: Gaussians, probe: jax.Array):
-        out = render(
-            gaussians,
-            view.camera,
-            alive=alive,
-            background=view.background,
-            sh_degree=degree,
-            probe=probe,
-            options=options,
-        )
-        return photometric(out.image, photo, mask), out
-
-    probe = jnp.zeros((gaussians.count, 2), dtype)
-    (value, out), (grads, probe_grad) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(gaussians, probe)
-    return grads, Evidence(
-        active=unit.took_part(grads)[None],
-        magnitude=jnp.linalg.norm(probe_grad, axis=-1),
-        visible_count=out.visible.astype(jnp.int32),
-        pairs=out.pairs.astype(jnp.int32)[None],
-        overflow=out.overflow,
-        loss=value,
-        mse=mean_squared_error(out.image, photo, mask),
-    )

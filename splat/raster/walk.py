@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ def untiled(tiles: jax.Array, grid: Grid, width: int, height: int) -> jax.Array:
     return image.reshape(grid.rows * side, grid.columns * side, f)[:height, :width]
 
 
-def each(function: Callable[..., jax.Array], **sizes: int) -> Callable[..., jax.Array]:
+def each(function: Callable[..., Any], **sizes: float) -> Callable[..., Any]:
     """``function``, which under ``vmap`` runs for one image after another: batched loops step until all have ended."""
     return sequential_vmap(functools.partial(function, **sizes))
 

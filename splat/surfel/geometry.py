@@ -9,7 +9,7 @@ nothing cancels in float32, as it does in the homogeneous matrix of the spec, wh
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,9 +91,9 @@ def _kept(valid: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ..
 
 def _axes(gaussians: Gaussians, camera: Camera) -> list[tuple[jax.Array, ...]]:
     """The disks' two axes and normals in camera axes, three components [N] each."""
-    rot, v = quat.rotation(*columns(gaussians.quats)), camera.view
-    rot = jax.lax.optimization_barrier(rot)
-    return [tuple(sum(v[i, j] * rot[j][k] for j in range(3)) for i in range(3)) for k in range(3)]
+    v = camera.view
+    rot: Any = jax.lax.optimization_barrier(quat.rotation(*columns(gaussians.quats)))
+    return [tuple(v[i, 0] * rot[0][k] + v[i, 1] * rot[1][k] + v[i, 2] * rot[2][k] for i in range(3)) for k in range(3)]
 
 
 def _disk(gaussians: Gaussians, camera: Camera, eye: tuple[jax.Array, ...], axes: list[tuple[jax.Array, ...]]) -> _Disk:
@@ -132,7 +132,8 @@ def _outline(parts: tuple[_Disk, tuple[jax.Array, ...], jax.Array, jax.Array], v
     disk, low_pass, z, opacity = parts
     level = jnp.maximum(2 * jnp.log(jnp.maximum(opacity, MIN_ALPHA) / MIN_ALPHA), LEAST_LEVEL)
     near_rows = level * _dot(disk.tilt, disk.tilt) > SURE_INSIDE
-    clear = _Disk(disk.mean, disk.across, disk.down, tuple(jnp.where(near_rows, 0, part) for part in disk.tilt))
+    upright = (jnp.where(near_rows, 0, disk.tilt[0]), jnp.where(near_rows, 0, disk.tilt[1]))
+    clear = _Disk(disk.mean, disk.across, disk.down, upright)
     (sx, sy), factor = _shift(clear, level)
     size = (camera.width, camera.height)
     wide, high = (2 * _square(jnp.minimum(jnp.sqrt(level * _dot(a, a)) * z / options.near, jnp.abs(m) + s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, backg
     rows = project(gaussians, camera, alive=alive, sh_degree=sh_degree, probe=probe, options=options)
     outline = jax.lax.stop_gradient(rows.outline)
     lists = tiles.build(outline, camera.width, camera.height, options.pair_capacity or 1, side)
-    maps = blend_surfels(rows.geometry, rows.features, lists, camera.width, camera.height, options.near)
+    maps: Any = blend_surfels(rows.geometry, rows.features, lists, camera.width, camera.height, options.near)
     maps = jnp.where(lists.overflow, jnp.nan, maps)
     image, normal = maps[..., :3], maps[..., 3:6]
     depth, first, second, alpha, median = (maps[..., i] for i in range(6, 11))
