@@ -20,15 +20,16 @@ from splat.cameras import Camera
 from splat.gaussians import Gaussians
 from splat.pipelines import unit
 from splat.pipelines.gs2d_config import Gs2dConfig
-from splat.pipelines.gs3d import Gs3d
+from splat.pipelines.gs3d import SOLID, Gs3d
 from splat.pipelines.protocol import Evidence, View
 from splat.pipelines.state import SplatState
 from splat.surfel.bounds import may_touch_surfels
-from splat.surfel.losses import Regularisers, regularisation
+from splat.surfel.losses import Regularisers, regularisation, surface_depth
 from splat.surfel.options import SurfelOptions
 from splat.surfel.render import SurfelOutput, count_surfel_pairs, render_surfels
 
 START_ROTATIONS = 2  # the purpose that sets these random numbers apart from others of the same seed
+
 
 
 class Gs2d(Gs3d):
@@ -75,6 +76,16 @@ class Gs2d(Gs3d):
         """([H, W, 3] unclamped image, [] int32 tile-row pairs wanted) of exported rows, all alive, SH degree 3."""
         out = self.maps(gaussians, camera, background, pair_capacity)
         return out.image, out.pairs
+
+    def surface(self, gaussians: Gaussians, camera: Camera, background: jax.Array,
+                pair_capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(image [H, W, 3], depth of the surface [H, W] in world units, tile-row pairs wanted) of exported rows.
+
+        The depth is 0 where half or more of the light passes.
+        """
+        out = self.maps(gaussians, camera, background, pair_capacity)
+        depth = jnp.where(out.alpha > SOLID, surface_depth(out, self.config.depth_ratio), 0)
+        return out.image, depth, out.pairs
 
     def maps(self, gaussians: Gaussians, camera: Camera, background: jax.Array, pair_capacity: int) -> SurfelOutput:
         """All that a view of exported rows shows, all alive, SH degree 3; NaN when the pairs exceed their room."""

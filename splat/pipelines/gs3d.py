@@ -34,6 +34,7 @@ from splat.render import count_pairs, render
 from splat.sh import C0
 
 SH_REST = 15  # coefficients of degrees 1 to 3
+SOLID = 0.5  # alpha above which a pixel shows a surface
 
 
 class Gs3d:
@@ -216,6 +217,17 @@ class Gs3d:
         options = self.options(pair_capacity)
         out = render(gaussians, camera, background=background, options=options)
         return out.image, out.pairs
+
+    def surface(
+        self, gaussians: Gaussians, camera: Camera, background: jax.Array, pair_capacity: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(image [H, W, 3], mean depth [H, W] in world units, tile-row pairs wanted) of exported rows.
+
+        The depth is 0 where half or more of the light passes.
+        """
+        out = render(gaussians, camera, background=background, options=self.options(pair_capacity))
+        solid = out.alpha > SOLID
+        return out.image, jnp.where(solid, out.depth / jnp.where(solid, out.alpha, 1), 0), out.pairs
 
     def options(self, pair_capacity: int | None = None) -> RenderOptions:
         """How to render, with a static room for tile-row pairs."""

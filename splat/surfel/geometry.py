@@ -36,7 +36,7 @@ class Surfels:
 
     geometry: jax.Array  # [N, 12] m (2), A (4, row-major), g (2), low-pass centre (2), z, log2 opacity; pixels
     features: jax.Array  # [N, 6] colour seen from the camera (≥ 0), normal in camera axes towards the camera
-    outline: Projected  # ellipse around all that a row shows, as the footprint of a Gaussian; not differentiable
+    outline: Projected  # ellipse around all that a row shows, as the footprint of a Gaussian
 
 
 class _Disk(NamedTuple):
@@ -80,7 +80,7 @@ def project(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None, sh
     g = (-disk.tilt[0] * a[0] - disk.tilt[1] * a[2], -disk.tilt[0] * a[1] - disk.tilt[1] * a[3])
     log2_opacity = jnp.log2(jnp.where(valid, opacity, 1.0))
     normal = tuple(jnp.where(face > 0, -part, part) for part in axes[2])
-    outline = _outline(jax.lax.stop_gradient((disk, low_pass, z, opacity)), valid, camera, options)
+    outline = _outline((disk, low_pass, z, opacity), valid, camera, options)
     return Surfels(from_columns(_kept(valid, (*disk.mean, *a, *g, *low_pass, z, log2_opacity))),
                    from_columns(_kept(valid, (*shown, *normal))), outline)
 

@@ -19,8 +19,9 @@ from splat.pipelines.rows import only
 from tests.splat.test_gs3d import CAP, POINTS, points, same, view
 
 ROOM = 4000  # tile-row pairs
-SHORT = {"densify_from": 10, "densify_every": 20, "densify_until": 90, "reset_every": 50, "sh_every": 25,
-         "prune_opacity": 0.005, "position_lr_start": 1e-3, "cap": CAP, "normal_from": 30, "distortion_from": 20, "distortion_weight": 10.0}
+SHORT = {"densify_from": 10, "densify_every": 20, "densify_until": 90, "prune_opacity": 0.005, "reset_every": 50,
+         "sh_every": 25, "position_lr_start": 1e-3, "cap": CAP, "normal_from": 30, "distortion_from": 20,
+         "distortion_weight": 10.0}
 
 
 class Compiled:
