@@ -47,7 +47,8 @@ class LoadedRun:
 def open_run(path: Path, scene: Path | None = None, downscale: float | None = None) -> LoadedRun:
     """Read the run folder ``path``; ``scene`` and ``downscale`` replace what its configuration says.
 
-    A folder without config.json (an import, another trainer's output) is a 3DGS scene. Raises UserError when
+    A folder without config.json (an import, another trainer's output) is a 3DGS scene, or one of 2DGS if its rows have
+    two scales. Raises UserError when
     there is no folder or no point_cloud.ply in it.
     """
     run = RunFolder(path)
@@ -56,12 +57,16 @@ def open_run(path: Path, scene: Path | None = None, downscale: float | None = No
     if run.config.exists():
         config = train_config.from_json(read_json(run.config), run.config)
     else:
-        config = TrainConfig(scene=scene or path, out=path)
+        config = None
     if not run.ply.exists() and run.checkpoints.is_dir():
         raise UserError(f"{path} holds a training that is not finished; give its `odin train` command again to "
                         "continue it")
+    gaussians = read_ply(run.ply)
+    if config is None:
+        flat = gaussians.log_scales.shape[1] == 2
+        config = TrainConfig(scene=scene or path, out=path, pipeline="2dgs" if flat else "3dgs")
     changes = {"scene": scene, "downscale": downscale}
     config = dataclasses.replace(
         config, **{name: value for name, value in changes.items() if value is not None}
     )
-    return LoadedRun(run, config, pipelines.build(config), read_ply(run.ply))
+    return LoadedRun(run, config, pipelines.build(config), gaussians)
