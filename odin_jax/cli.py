@@ -22,6 +22,7 @@ COMMANDS = {
         "render test views, an orbit or the camera path as PNG or MP4",
     ),
     "export": ("scripts.export", "ExportConfig", "write a trained scene as .ply or .splat"),
+    "mesh": ("scripts.mesh", "MeshConfig", "write the surface of a trained scene as a triangle mesh (.ply)"),
     "import": ("scripts.import_", "ImportConfig", "make a run folder from a .ply or .splat of any trainer"),
     "plan": ("scripts.plan", "PlanConfig", "schedule the views of a capture ahead of time"),
     "report": ("scripts.report", "ReportConfig", "what runs reached and where ranks waited: tables, pictures"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,25 +23,39 @@ PAIRS_PER_ROW = 6  # first guess; a view that needs more is rendered once more w
 SEAM = 4  # white pixels between photo and render
 
 
-class Painter:
-    """Renders exported rows of one pipeline to 8-bit images; remembers the room so that programs are few."""
+class Drawer:
+    """Renders exported rows; remembers the room so that programs are few.
 
-    def __init__(self, pipeline: Pipeline, gaussians: Gaussians, background: np.ndarray):
+    ``draw(gaussians, camera, background, room)`` gives maps, then the tile-row pairs wanted.
+    """
+
+    def __init__(self, draw: Callable[..., tuple[jax.Array, ...]], gaussians: Gaussians, background: np.ndarray):
         self._gaussians, self._background = gaussians, background
-        self._render = jax.jit(pipeline.render, static_argnums=3)
+        self._draw = jax.jit(draw, static_argnums=3)
         self._rooms = PairRooms()
 
-    def __call__(self, camera: Camera) -> np.ndarray:
-        """[H, W, 3] uint8: rounded to 8 bit after clamping to [0, 1]."""
+    def __call__(self, camera: Camera) -> tuple[jax.Array, ...]:
+        """The maps of a view."""
         size = (camera.width, camera.height)
         if size not in self._rooms.rooms:
             self._rooms.open(size, PAIRS_PER_ROW * self._gaussians.count)
         while True:
             room = self._rooms.rooms[size]
-            image, pairs = self._render(self._gaussians, camera, self._background, room)
+            *maps, pairs = self._draw(self._gaussians, camera, self._background, room)
             if int(pairs) <= room:
-                return to_8_bit(np.asarray(image))
+                return tuple(maps)
             self._rooms.widen(size, int(pairs))
+
+
+class Painter:
+    """Renders exported rows of one pipeline to 8-bit images."""
+
+    def __init__(self, pipeline: Pipeline, gaussians: Gaussians, background: np.ndarray):
+        self._drawer = Drawer(pipeline.render, gaussians, background)
+
+    def __call__(self, camera: Camera) -> np.ndarray:
+        """[H, W, 3] uint8: rounded to 8 bit after clamping to [0, 1]."""
+        return to_8_bit(np.asarray(self._drawer(camera)[0]))
 
 
 def to_8_bit(image: np.ndarray) -> np.ndarray:

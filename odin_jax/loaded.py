@@ -47,21 +47,22 @@ class LoadedRun:
 def open_run(path: Path, scene: Path | None = None, downscale: float | None = None) -> LoadedRun:
     """Read the run folder ``path``; ``scene`` and ``downscale`` replace what its configuration says.
 
-    A folder without config.json (an import, another trainer's output) is a 3DGS scene. Raises UserError when
-    there is no folder or no point_cloud.ply in it.
+    A folder without config.json (an import, another trainer's output) is a 3DGS scene, or one of 2DGS if its rows have
+    two scales. Raises UserError when there is no folder or no point_cloud.ply in it.
     """
     run = RunFolder(path)
     if not path.is_dir():
         raise UserError(f"{path} is not a folder; give the --out folder of `odin train` or `odin import`")
-    if run.config.exists():
-        config = train_config.from_json(read_json(run.config), run.config)
-    else:
-        config = TrainConfig(scene=scene or path, out=path)
+    config = train_config.from_json(read_json(run.config), run.config) if run.config.exists() else None
     if not run.ply.exists() and run.checkpoints.is_dir():
         raise UserError(f"{path} holds a training that is not finished; give its `odin train` command again to "
                         "continue it")
+    gaussians = read_ply(run.ply)
+    if config is None:
+        flat = gaussians.log_scales.shape[1] == 2
+        config = TrainConfig(scene=scene or path, out=path, pipeline="2dgs" if flat else "3dgs")
     changes = {"scene": scene, "downscale": downscale}
     config = dataclasses.replace(
         config, **{name: value for name, value in changes.items() if value is not None}
     )
-    return LoadedRun(run, config, pipelines.build(config), read_ply(run.ply))
+    return LoadedRun(run, config, pipelines.build(config), gaussians)

@@ -8,12 +8,14 @@ from typing import Any
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
 from splat.pipelines.dash import Dash
+from splat.pipelines.gs2d import Gs2d
 from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.protocol import Pipeline
 from splat.pipelines.taming import Taming
 
 PIPELINES = {
     "3dgs": lambda config: Gs3d(config.gs3d),
+    "2dgs": lambda config: Gs2d(config.gs2d),
     "taming": lambda config: Taming(config.taming),
     "dash": lambda config: Dash(config.dash),
 }

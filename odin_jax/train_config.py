@@ -10,6 +10,7 @@ from typing import Any, Literal
 from odin_jax.field_types import wrong_field
 from splat.errors import UserError
 from splat.pipelines.dash_config import DashConfig
+from splat.pipelines.gs2d_config import Gs2dConfig
 from splat.pipelines.gs3d_config import Gs3dConfig
 from splat.pipelines.taming_config import TamingConfig
 
@@ -20,7 +21,7 @@ class TrainConfig:
 
     scene: Path  # capture: a COLMAP folder, transforms.json, a Blender folder or an .npz
     out: Path  # folder for the results; continued when it holds this run
-    pipeline: str = "3dgs"  # 3dgs, taming, dash, or package.module:factory for a pipeline from elsewhere
+    pipeline: str = "3dgs"  # 3dgs, 2dgs, taming, dash, or package.module:factory for a pipeline from elsewhere
     iterations: int = 30_000  # optimizer steps
     downscale: float = 1  # divide the photos' sides by this
     batch: int = 1  # views per optimizer step
@@ -57,14 +58,17 @@ class TrainConfig:
     devices: int | None = None  # simulated CPU devices of this process; None: the devices there are
     # options of the 3DGS pipeline; defaults that count steps shrink to fit below 30,000 iterations
     gs3d: Gs3dConfig = dataclasses.field(default_factory=Gs3dConfig)
+    # options of the 2DGS pipeline, in the same way
+    gs2d: Gs2dConfig = dataclasses.field(default_factory=Gs2dConfig)
     # options of the TamingGS pipeline, in the same way
     taming: TamingConfig = dataclasses.field(default_factory=TamingConfig)
     # options of the DashGS pipeline, in the same way
     dash: DashConfig = dataclasses.field(default_factory=DashConfig)
 
 
-OPTIONS = {"3dgs": "gs3d", "taming": "taming", "dash": "dash"}  # field with the options of each pipeline
-KINDS = {"gs3d": Gs3dConfig, "taming": TamingConfig, "dash": DashConfig}  # and their class
+# field with the options of each pipeline, and their class
+OPTIONS = {"3dgs": "gs3d", "2dgs": "gs2d", "taming": "taming", "dash": "dash"}
+KINDS = {"gs3d": Gs3dConfig, "gs2d": Gs2dConfig, "taming": TamingConfig, "dash": DashConfig}
 
 
 AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,

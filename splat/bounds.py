@@ -45,7 +45,7 @@ SURE_SPIN = 0.5  # largest |δq|/|q| for which the angle is bounded; beyond, any
 SURE_SQUARES = (1e-16, 1e36)  # |q|² within which normalising a quaternion is exact but for rounding
 
 
-class _Depth(NamedTuple):
+class Depths(NamedTuple):
     """Depths [N] of centres, world units: before the change, the least after it, and the error of a coordinate."""
 
     z: jax.Array
@@ -53,7 +53,7 @@ class _Depth(NamedTuple):
     rounding: jax.Array
 
 
-class _Axis(NamedTuple):
+class Axis(NamedTuple):
     """One image axis: where centres are, and the Jacobian row, [N] each."""
 
     slope: jax.Array
@@ -74,24 +74,24 @@ def may_touch(gaussians: Gaussians, drift: Gaussians, camera: Camera, *, alive: 
     """
     options = options or RenderOptions()
     position, moves = columns(gaussians.means), columns(drift.means)
-    depth, never, straddles = _depth(position, moves, camera, options.near)
+    depth, never, straddles = depths(position, moves, camera, options.near)
     fx, fy, cx, cy = camera.intrinsics
-    across = _axis(0, fx, cx, camera.width, position, moves, camera.view, depth)
-    down = _axis(1, fy, cy, camera.height, position, moves, camera.view, depth)
-    xx, yy = (raw + options.low_pass for raw in _extents(gaussians, drift, depth, across, down))
+    across = image_axis(0, fx, cx, camera.width, position, moves, camera.view, depth)
+    down = image_axis(1, fy, cy, camera.height, position, moves, camera.view, depth)
+    xx, yy = (raw + options.low_pass for raw in extents(gaussians, drift, depth, across, down))
     if log_opacity is None:
         log_opacity = jax.nn.log_sigmoid(gaussians.opacity_logits + drift.opacity_logits)
     level = 2 * (log_opacity - math.log(MIN_ALPHA)) + RELATIVE
-    outside = (_misses(fx, cx, camera.width, across, level * xx)
-               | _misses(fy, cy, camera.height, down, level * yy)) & ~straddles
+    outside = (misses(fx, cx, camera.width, across, level * xx)
+               | misses(fy, cy, camera.height, down, level * yy)) & ~straddles
     if options.antialias:
         outside &= ~_compensation_unsure(xx, yy, options.low_pass)
     kept = ~(never | outside | (level < 0))
     return kept if alive is None else kept & alive
 
 
-def _depth(position: tuple[jax.Array, ...], moves: tuple[jax.Array, ...], camera: Camera,
-           near: float) -> tuple[_Depth, jax.Array, jax.Array]:
+def depths(position: tuple[jax.Array, ...], moves: tuple[jax.Array, ...], camera: Camera,
+           near: float) -> tuple[Depths, jax.Array, jax.Array]:
     """Depths, and [N] bool: rows that are never in front; rows that may end on either side of the near plane."""
     v, (px, py, pz) = camera.view, position
     spacing = ROUNDINGS * float(jnp.finfo(px.dtype).eps)
@@ -100,36 +100,40 @@ def _depth(position: tuple[jax.Array, ...], moves: tuple[jax.Array, ...], camera
     z = v[2, 0] * px + v[2, 1] * py + v[2, 2] * pz + v[2, 3]
     change = sum(jnp.abs(v[2, j]) * moves[j] for j in range(3)) + rounding
     least = z - change
-    return _Depth(z, least, rounding), z + change <= near, ~(least > near)
+    return Depths(z, least, rounding), z + change <= near, ~(least > near)
 
 
-def _axis(row: int, focal: jax.Array, middle: jax.Array, size: int, position: tuple[jax.Array, ...],
-          moves: tuple[jax.Array, ...], view: jax.Array, depth: _Depth) -> _Axis:
-    """``row`` 0 is horizontal, 1 vertical; ``middle`` and ``size`` in pixels."""
+def image_axis(row: int, focal: jax.Array, middle: jax.Array, size: int, position: tuple[jax.Array, ...],
+               moves: tuple[jax.Array, ...], view: jax.Array, depth: Depths, clamp: float = CLAMP_MARGIN) -> Axis:
+    """``row`` 0 is horizontal, 1 vertical; ``middle`` and ``size`` in pixels.
+
+    The slope in the Jacobian is clamped ``clamp`` times tan(fov/2) beyond the image; infinity: not at all.
+    """
     px, py, pz = position
     slope = (view[row, 0] * px + view[row, 1] * py + view[row, 2] * pz + view[row, 3]) / depth.z
     moved = sum(jnp.abs(view[row, j] - slope * view[2, j]) * moves[j] for j in range(3))
     spacing = ROUNDINGS * float(jnp.finfo(px.dtype).eps)
     shift = (moved + depth.rounding * (1 + jnp.abs(slope))) / depth.least + spacing * jnp.abs(slope)
-    margin = CLAMP_MARGIN * size / (2 * focal)
+    margin = clamp * size / (2 * focal)
     low, high = -middle / focal - margin, (size - middle) / focal + margin
     clamped = jnp.clip(slope, low, high)
     turn = jnp.maximum(jnp.clip(slope + shift, low, high) - clamped, clamped - jnp.clip(slope - shift, low, high))
     jacobian = tuple((view[row, j] - clamped * view[2, j]) * (focal / depth.z) for j in range(3))
     toward = jnp.sqrt(jnp.sum(view[2, :3] * view[2, :3]))
-    return _Axis(slope, shift, jacobian, _norm(jacobian), turn * (focal * toward) / depth.least)
+    return Axis(slope, shift, jacobian, _norm(jacobian), turn * (focal * toward) / depth.least)
 
 
-def _extents(gaussians: Gaussians, drift: Gaussians, depth: _Depth, across: _Axis,
-             down: _Axis) -> tuple[jax.Array, jax.Array]:
-    """Most that xx and yy [N] of the projected covariance, not blurred, can be, pixels²."""
+def extents(gaussians: Gaussians, drift: Gaussians, depth: Depths, across: Axis,
+            down: Axis) -> tuple[jax.Array, jax.Array]:
+    """Most that xx and yy [N] of the projected covariance, not blurred, can be, pixels²; of as many axes as there are
+    log-scales."""
     quats = columns(gaussians.quats)
     rot, spin, to_x, to_y = jax.lax.optimization_barrier(
-        (quat.rotation(*quats), _spin(quats, columns(drift.quats)), across.jacobian, down.jacobian))
+        (quat.rotation(*quats), spins(quats, columns(drift.quats)), across.jacobian, down.jacobian))
     sides = [jnp.exp(s + ds) for s, ds in zip(columns(gaussians.log_scales), columns(drift.log_scales), strict=True)]
     closer = depth.z / depth.least
 
-    def extent(axis: _Axis, jacobian: tuple[jax.Array, ...]) -> jax.Array:
+    def extent(axis: Axis, jacobian: tuple[jax.Array, ...]) -> jax.Array:
         total = jnp.zeros_like(spin)
         for i, side in enumerate(sides):
             along = jnp.abs(sum(jacobian[j] * rot[j][i] for j in range(3))) + spin * axis.length
@@ -140,7 +144,7 @@ def _extents(gaussians: Gaussians, drift: Gaussians, depth: _Depth, across: _Axi
     return extent(across, to_x), extent(down, to_y)
 
 
-def _spin(quats: tuple[jax.Array, ...], moves: tuple[jax.Array, ...]) -> jax.Array:
+def spins(quats: tuple[jax.Array, ...], moves: tuple[jax.Array, ...]) -> jax.Array:
     """Most that a unit vector's image changes from R to R′, [N]; 2 where the new rotation may be any."""
     squares = sum(q * q for q in quats)
     least, most = SURE_SQUARES
@@ -149,7 +153,7 @@ def _spin(quats: tuple[jax.Array, ...], moves: tuple[jax.Array, ...]) -> jax.Arr
     return jnp.where(sure, 2 * share, 2) + SPIN_ROUNDING
 
 
-def _misses(focal: jax.Array, middle: jax.Array, size: int, axis: _Axis, squares: jax.Array) -> jax.Array:
+def misses(focal: jax.Array, middle: jax.Array, size: int, axis: Axis, squares: jax.Array) -> jax.Array:
     """[N] bool: no pixel centre of the axis lies within the root of ``squares`` of any place of the centre."""
     room = jnp.sqrt(jnp.maximum(squares, 0)) * (1 + RELATIVE) + focal * axis.shift + (SLACK + PIXEL)
     centre = focal * axis.slope + middle

@@ -169,10 +169,15 @@ def arrange(choice: Choice, alive: jax.Array, capacity: int, seed: int, version:
 
 @jax.jit
 def grow(gaussians: Gaussians, arrangement: Arrangement) -> Gaussians:
-    """The rows after an event; children of a split lie at N(parent, R diag(s²) Rᵀ) with scales s / 1.6."""
+    """The rows after an event; children of a split lie at N(parent, R diag(s²) Rᵀ) with scales s / 1.6.
+
+    A surfel has no third scale, and its children lie in its plane (spec §2.8).
+    """
     rows = gaussians.take(arrangement.origin)
     quats = rows.quats / jnp.linalg.norm(rows.quats, axis=-1, keepdims=True)
-    shifted = rows.means + _turned(quats, arrangement.noise.astype(rows.means.dtype) * rows.scales)
+    noise = arrangement.noise.astype(rows.means.dtype)
+    scales = jnp.pad(rows.scales, ((0, 0), (0, noise.shape[1] - rows.log_scales.shape[1])))
+    shifted = rows.means + _turned(quats, noise * scales)
     child = arrangement.child[:, None]
     shrunk = rows.log_scales - math.log(SPLIT_SHRINK)
     return replace(

@@ -99,12 +99,16 @@ def bin_view(gaussians: Gaussians, camera: Camera, pair_capacity: int, *, alive:
     They follow from geometry alone (means, scales, rotations, opacities), so colours may still be on their way
     (design §7).
     """
-    colours = {name: jnp.zeros_like(getattr(gaussians, name)) for name in COLOUR_FIELDS}
-    bare = dataclasses.replace(gaussians, **colours)
-    proj = project(bare, camera, alive=alive, sh_degree=0, probe=None, options=options or RenderOptions(),
-                   opacities=opacities)
+    proj = project(without_colours(gaussians), camera, alive=alive, sh_degree=0, probe=None,
+                   options=options or RenderOptions(), opacities=opacities)
     side = tile_side(camera.width, camera.height)
     return tiles.build(jax.lax.stop_gradient(proj), camera.width, camera.height, pair_capacity, side)
+
+
+def without_colours(gaussians: Gaussians) -> Gaussians:
+    """The rows with all colour coefficients zero."""
+    return dataclasses.replace(
+        gaussians, **{name: jnp.zeros_like(getattr(gaussians, name)) for name in COLOUR_FIELDS})
 
 
 def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = None,

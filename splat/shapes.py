@@ -15,17 +15,19 @@ ROW_SHAPES = {"means": (3,), "log_scales": (3,), "quats": (4,), "opacity_logits"
 
 
 def check_inputs(gaussians: Gaussians, camera: Camera, alive: Any, background: Any, sh_degree: Any,
-                 probe: Any) -> None:
+                 probe: Any, scales: int = 3) -> None:
     """Raise UserError, naming the argument, unless all have the shapes that ``splat.render`` states.
 
-    Fields are floating point of one dtype. A batch of cameras goes through ``jax.vmap``.
+    A row has three ``scales``, or two where surfels are rendered. Fields are floating point of one dtype. A batch of
+    cameras goes through ``jax.vmap``.
     """
     if not (isinstance(gaussians, Gaussians) and isinstance(camera, Camera)):
         raise UserError(f"render takes a splat.Gaussians and a splat.Camera, not {type(gaussians).__name__} and "
                         f"{type(camera).__name__}")
     count = _shape("means", gaussians.means)[:1]
     for name in FIELDS:
-        _check(name, getattr(gaussians, name), (*count, *ROW_SHAPES[name]))
+        wanted = (scales,) if name == "log_scales" else ROW_SHAPES[name]
+        _check(name, getattr(gaussians, name), (*count, *wanted))
     dtypes = {np.dtype(getattr(gaussians, name).dtype) for name in FIELDS}
     if len(dtypes) > 1 or not jax.numpy.issubdtype(next(iter(dtypes)), jax.numpy.floating):
         raise UserError(f"the fields of the Gaussians are of {', '.join(sorted(map(str, dtypes)))}: all must be of one "

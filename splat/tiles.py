@@ -167,10 +167,10 @@ def count(proj: Projected, width: int, height: int, side: int) -> tuple[jax.Arra
 def _by_depth(depths: jax.Array, shown: jax.Array) -> jax.Array:
     """[N] row indices, nearest first, rows that are not shown last; positive float32 bits sort as integers."""
     bits = jax.lax.bitcast_convert_type(depths.astype(jnp.float32), jnp.uint32)
-    return _stable_order(jnp.where(shown, bits, jnp.uint32(2**31 - 1)), key_bits=31)
+    return stable_order(jnp.where(shown, bits, jnp.uint32(2**31 - 1)), key_bits=31)
 
 
-def _stable_order(keys: jax.Array, key_bits: int) -> jax.Array:
+def stable_order(keys: jax.Array, key_bits: int) -> jax.Array:
     """[N] indices that sort ``keys`` [N] uint32 (< 2**key_bits), ties in index order.
 
     Radix passes over as many key bits as fit beside the index in 32 bits: XLA:CPU sorts one integer operand six
@@ -192,5 +192,5 @@ def _sort(tile: jax.Array, rank: jax.Array, n: int, n_tiles: int) -> tuple[jax.A
     if (n_tiles + 1) * n < 2**32:
         key = jax.lax.sort(tile.astype(jnp.uint32) * jnp.uint32(n) + rank.astype(jnp.uint32))
         return (key // jnp.uint32(n)).astype(jnp.int32), (key % jnp.uint32(n)).astype(jnp.int32)
-    order = _stable_order(tile.astype(jnp.uint32), key_bits=n_tiles.bit_length())
+    order = stable_order(tile.astype(jnp.uint32), key_bits=n_tiles.bit_length())
     return tile[order], rank[order]

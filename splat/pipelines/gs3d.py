@@ -9,7 +9,7 @@ reset, and all at the last step (spec §0.4, §1.5); with that, its order and ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from splat.bounds import may_touch
 from splat.cameras import Camera
 from splat.density import DensityStats
 from splat.gaussians import COLOUR_FIELDS, FIELDS, GEOMETRY_FIELDS, Gaussians
-from splat.loss import mean_squared_error, photometric
 from splat.options import RenderOptions
 from splat.pipelines import state as states
 from splat.pipelines import unit
@@ -36,6 +35,7 @@ from splat.sh import C0
 from splat.tiles import TileLists
 
 SH_REST = 15  # coefficients of degrees 1 to 3
+SOLID = 0.5  # alpha above which a pixel shows a surface
 
 
 class Gs3d:
@@ -60,9 +60,14 @@ class Gs3d:
         """
         config = self.config
         points, colours = states.first_points(points, colours, config.cap, seed)
+        capacity = states.capacity_for(len(points), self.row_limit, config.capacity_growth)
+        return states.start(self.first_rows(points, colours, extent, seed), capacity, self._optimizer, extent, seed)
+
+    def first_rows(self, points: np.ndarray, colours: np.ndarray, extent: float, seed: int) -> Gaussians:
+        """A row for each point (spec §0.1)."""
         rows = len(points)
-        logit = np.log(config.start_opacity / (1 - config.start_opacity))
-        gaussians = Gaussians(
+        logit = np.log(self.config.start_opacity / (1 - self.config.start_opacity))
+        return Gaussians(
             means=jnp.asarray(points),
             log_scales=jnp.asarray(states.start_log_scales(points, extent)),
             quats=jnp.zeros((rows, 4), jnp.float32).at[:, 0].set(1),
@@ -70,8 +75,6 @@ class Gs3d:
             sh_dc=jnp.asarray((colours.astype(np.float32) / 255 - 0.5) / C0, jnp.float32),
             sh_rest=jnp.zeros((rows, SH_REST, 3), jnp.float32),
         )
-        capacity = states.capacity_for(rows, self.row_limit, config.capacity_growth)
-        return states.start(gaussians, capacity, self._optimizer, extent, seed)
 
     def scope(self, state: SplatState, camera: Camera) -> tuple[jax.Array, jax.Array]:
         """([N] bool rows that a render of ``camera`` touches, [] int32 tile-row pairs); one program per
@@ -99,8 +102,12 @@ class Gs3d:
         """
         degree = schedule.sh_degree(step, self.config.sh_every)
         options = self.options(pair_capacity)
-        opacities = partial(self.opacities, state)
-        of_view = partial(_view_loss_and_grad, state.gaussians, state.alive, opacities, degree, options)
+
+        def draw(gaussians: Gaussians, probe: jax.Array, view: View, lists: TileLists | None) -> Any:
+            return render(gaussians, view.camera, alive=state.alive, background=view.background, sh_degree=degree,
+                          probe=probe, opacities=self.opacities(state, gaussians), options=options, lists=lists)
+
+        of_view = partial(unit.view_loss_and_grad, draw, state.gaussians)
         return unit.loss_and_grad(of_view, state.gaussians, views, bins)
 
     def update(self, state: SplatState, grads: Gaussians, evidence: Evidence, step: jax.Array) -> SplatState:
@@ -231,6 +238,17 @@ class Gs3d:
         out = render(gaussians, camera, background=background, options=options)
         return out.image, out.pairs
 
+    def surface(
+        self, gaussians: Gaussians, camera: Camera, background: jax.Array, pair_capacity: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(image [H, W, 3], mean depth [H, W] in world units, tile-row pairs wanted) of exported rows.
+
+        The depth is 0 where half or more of the light passes.
+        """
+        out = render(gaussians, camera, background=background, options=self.options(pair_capacity))
+        solid = out.alpha > SOLID
+        return out.image, jnp.where(solid, out.depth / jnp.where(solid, out.alpha, 1), 0), out.pairs
+
     def options(self, pair_capacity: int | None = None) -> RenderOptions:
         """How to render, with a static room for tile-row pairs."""
         if pair_capacity is None:
@@ -270,44 +288,3 @@ def _scope(
     gaussians: Gaussians, alive: jax.Array, opacities: jax.Array | None, camera: Camera, options: RenderOptions
 ) -> tuple[jax.Array, jax.Array]:
     return count_pairs(gaussians, camera, alive=alive, opacities=opacities, options=options)
-
-
-def _view_loss_and_grad(
-    gaussians: Gaussians,
-    alive: jax.Array,
-    opacities: Callable[[Gaussians], jax.Array | None],
-    degree: jax.Array,
-    options: RenderOptions,
-    view: View,
-    lists: TileLists | None,
-) -> tuple[Gaussians, Evidence]:
-    """Gradient of one view's loss, and its evidence."""
-    dtype = gaussians.means.dtype
-    photo = view.photo.astype(dtype) / 255
-    mask = None if view.mask is None else view.mask.astype(dtype) / 255
-
-    def loss(gaussians: Gaussians, probe: jax.Array):
-        out = render(
-            gaussians,
-            view.camera,
-            alive=alive,
-            background=view.background,
-            sh_degree=degree,
-            probe=probe,
-            opacities=opacities(gaussians),
-            options=options,
-            lists=lists,
-        )
-        return photometric(out.image, photo, mask), out
-
-    probe = jnp.zeros((gaussians.count, 2), dtype)
-    (value, out), (grads, probe_grad) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(gaussians, probe)
-    return grads, Evidence(
-        active=unit.took_part(grads)[None],
-        magnitude=jnp.linalg.norm(probe_grad, axis=-1),
-        visible_count=out.visible.astype(jnp.int32),
-        pairs=out.pairs.astype(jnp.int32)[None],
-        overflow=out.overflow,
-        loss=value,
-        mse=mean_squared_error(out.image, photo, mask),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, ClassVar, Literal, get_args, get_type_hints
+from typing import Annotated, ClassVar, Literal, Self, get_args, get_type_hints
 
 import tyro
 
@@ -55,7 +55,7 @@ class Gs3dConfig:
     antialias: bool = False  # scale opacity by the footprint lost to the low-pass filter
 
     @classmethod
-    def for_iterations(cls, iterations: int, **changes: object) -> Gs3dConfig:
+    def for_iterations(cls, iterations: int, **changes: object) -> Self:
         """The published schedule, shortened in proportion when there are fewer than 30,000 steps.
 
         Densification keeps its interval, because each needs enough views to judge by, and lasts longer, because few
@@ -78,7 +78,7 @@ class Gs3dConfig:
         )
         return replace(short, **changes)  # type: ignore[arg-type]
 
-    def fitted(self, iterations: int) -> Gs3dConfig:
+    def fitted(self, iterations: int) -> Self:
         """``for_iterations(iterations)`` with every field that differs here from its default kept as it is
         here.
         """

@@ -41,6 +41,7 @@ from splat.pipelines.taming_config import TamingConfig
 from splat.taming import choice
 from splat.taming.budget import Growth, budget_of
 from splat.taming.score import view_score
+from splat.tiles import TileLists
 
 SH = "sh_rest"  # the field that is not stepped every step
 VIEWS = 4  # the purpose that sets the draw of scored views apart from others of the same seed
@@ -116,10 +117,10 @@ class Taming(Gs3d):
                            high_opacity=jnp.zeros((), bool), first_rows=jnp.int32(len(points)),
                            budget=jnp.int32(budget))
 
-    def loss_and_grad(self, state: TamingState, views: Sequence[View], step: jax.Array,
-                      pair_capacity: int) -> tuple[Gaussians, TamingEvidence]:
+    def loss_and_grad(self, state: TamingState, views: Sequence[View], step: jax.Array, pair_capacity: int,
+                      bins: Sequence[TileLists] | None = None) -> tuple[Gaussians, TamingEvidence]:
         """As for 3DGS; the gradient of ``sh_rest`` is that of all units since its last step."""
-        grads, evidence = super().loss_and_grad(state, views, step, pair_capacity)
+        grads, evidence = super().loss_and_grad(state, views, step, pair_capacity, bins)
         total = state.sh_sum + grads.sh_rest * len(views)
         now = step % self.config.sh_rest_every == 0
         own = {field.name: getattr(evidence, field.name) for field in fields(evidence)}

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from splat.gaussians import Gaussians
+from splat.loss import mean_squared_error, photometric
 from splat.pipelines.protocol import Evidence, View
 
+Draw = Callable[[Gaussians, jax.Array, View, Any], Any]
 OfView = Callable[[View, Any], tuple[Gaussians, Evidence]]
 
 
@@ -45,6 +47,36 @@ def loss_and_grad(of_view: OfView, gaussians: Gaussians, views: Sequence[View],
     return (
         jax.tree.map(lambda field: field * share, grads),
         replace(evidence, loss=evidence.loss * share, mse=evidence.mse * share, active=active, pairs=pairs),
+    )
+
+
+def view_loss_and_grad(draw: Draw, gaussians: Gaussians, view: View, made: Any,
+                       regularise: Callable[[Any, View], jax.Array] | None = None) -> tuple[Gaussians, Evidence]:
+    """Gradient of one view's loss, and its evidence.
+
+    ``draw(gaussians, probe, view, made)`` renders with the screen positions moved by ``probe`` [N, 2] (NDC units) and
+    gives at least image, visible, pairs and overflow; ``made``: of the view by ``each``, or None.
+    ``regularise(output, view)`` is added to the photometric loss.
+    """
+    dtype = gaussians.means.dtype
+    photo = view.photo.astype(dtype) / 255
+    mask = None if view.mask is None else view.mask.astype(dtype) / 255
+
+    def loss(gaussians: Gaussians, probe: jax.Array):
+        out = draw(gaussians, probe, view, made)
+        total = photometric(out.image, photo, mask)
+        return total if regularise is None else total + regularise(out, view), out
+
+    probe = jnp.zeros((gaussians.count, 2), dtype)
+    (value, out), (grads, probe_grad) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(gaussians, probe)
+    return grads, Evidence(
+        active=took_part(grads)[None],
+        magnitude=jnp.linalg.norm(probe_grad, axis=-1),
+        visible_count=out.visible.astype(jnp.int32),
+        pairs=out.pairs.astype(jnp.int32)[None],
+        overflow=out.overflow,
+        loss=value,
+        mse=mean_squared_error(out.image, photo, mask),
     )
 
 

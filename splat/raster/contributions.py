@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from splat.raster import blend
-from splat.raster.blend import MIN_TRANSMITTANCE
+from splat.raster import walk
+from splat.raster.blend import MIN_TRANSMITTANCE, quadratic, responses
 from splat.raster.settings import forward_shape
-from splat.tiles import TileLists, _stable_order
+from splat.tiles import TileLists, stable_order
 
 
 class Contributions(NamedTuple):
@@ -35,27 +35,27 @@ def contributions(geometry: jax.Array, lists: TileLists, weights: jax.Array) -> 
     """
     grid, shape, n, dtype = lists.grid, forward_shape(), len(geometry), geometry.dtype
     table = jnp.pad(geometry, ((0, 1), (0, 0)))
-    groups, size = blend._grouped(lists, grid, shape)
-    pixels = blend._tiled(jnp.stack([weights, jnp.ones_like(weights)], -1).astype(dtype), grid)
-    x, y = blend._pixel_offsets(grid.side, dtype)
+    groups, size = walk.grouped(lists, grid, shape)
+    pixels = walk.tiled(jnp.stack([weights, jnp.ones_like(weights)], -1).astype(dtype), grid)
+    x, y = walk.pixel_offsets(grid.side, dtype)
     slots = len(lists.rows)
 
-    def walk(trans: jax.Array, raw: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        alpha = blend._capped(raw)
+    def through(trans: jax.Array, raw: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        alpha = walk.capped(raw)
         after = trans * (1 - alpha)
         taken = (after >= MIN_TRANSMITTANCE) & (alpha > 0)
         return after, (taken.astype(dtype), jnp.where(taken, alpha * trans, 0))
 
     def one_group(index: jax.Array, sums: jax.Array) -> jax.Array:
-        group = blend._group(lists, grid, groups[index], dtype)
+        group = walk.group_of(lists, grid, groups[index], dtype)
         omega, inside = pixels[group.tiles, 0], pixels[group.tiles, 1]
 
         def step(carry):
             k, trans, sums = carry
-            rows, used = blend._chunk_rows(lists, group, k, shape.chunk)
+            rows, used = walk.chunk_rows(lists, group, k, shape.chunk)
             own = table.at[rows].get(mode="promise_in_bounds")
-            raw = blend._responses(blend._quadratic(own, group.centre, used), grid.side)
-            trans, (taken, blended) = jax.lax.scan(walk, trans, raw)
+            raw = responses(quadratic(own, group.centre, used), grid.side)
+            trans, (taken, blended) = jax.lax.scan(through, trans, raw)
             aside = own[..., :2] - group.centre
             away = jnp.sqrt(jnp.square(x - aside[..., :1]) + jnp.square(y - aside[..., 1:]))
             taken = taken * inside
@@ -65,7 +65,7 @@ def contributions(geometry: jax.Array, lists: TileLists, weights: jax.Array) -> 
             return k + 1, trans, sums.at[jnp.where(used, slot, slots)].set(of_rows, mode="drop")
 
         start = (jnp.int32(0), jnp.ones((size, grid.side**2), dtype), sums)
-        return jax.lax.while_loop(lambda c: blend._more(group, c[0], shape.chunk, c[1]), step, start)[2]
+        return jax.lax.while_loop(lambda c: walk.more(group, c[0], shape.chunk, c[1]), step, start)[2]
 
     sums = jax.lax.fori_loop(0, groups.shape[0], one_group, jnp.zeros((slots, 4), dtype))
     return Contributions(*_by_row(lists.rows, sums, n).T)
@@ -73,7 +73,7 @@ def contributions(geometry: jax.Array, lists: TileLists, weights: jax.Array) -> 
 
 def _by_row(rows: jax.Array, values: jax.Array, n: int) -> jax.Array:
     """[n, F] sums of ``values`` [S, F] by the row [S] they belong to; ``n`` itself is no row."""
-    order = _stable_order(rows.astype(jnp.uint32), n.bit_length())
+    order = stable_order(rows.astype(jnp.uint32), n.bit_length())
     owners = rows[order]
 
     def join(left, right):

@@ -120,7 +120,7 @@ def _footprints(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, s
         centre = centre + probe * jnp.array([camera.width / 2, camera.height / 2])
     toward = gaussians.means - jnp.linalg.inv(camera.view)[:3, 3]
     rows = _Footprints(centre, jnp.linalg.inv(blurred), jnp.where(drawn, opacity, 0),
-                       _colours(gaussians, _unit(toward), sh_degree), at[:, 2])
+                       colours(gaussians, unit(toward), sh_degree), at[:, 2])
     order = jnp.argsort(at[:, 2].astype(jnp.float32), stable=True)
     return _Footprints(*(field[order] for field in rows)), order
 
@@ -139,19 +139,25 @@ def _jacobian(at: jax.Array, camera: Camera) -> jax.Array:
 
 
 def _covariance(gaussians: Gaussians) -> jax.Array:
-    """[N, 3, 3] R diag(s²) Rᵀ with R = 1 + 2w[v]ₓ + 2[v]ₓ² of the unit quaternion (w, v) (step 2)."""
-    q = _unit(gaussians.quats)
-    w, v = q[:, 0], q[:, 1:]
-    cross = jnp.cross(v[:, None, :], jnp.eye(3)).swapaxes(1, 2)
-    rotation = jnp.eye(3) + 2 * w[:, None, None] * cross + 2 * cross @ cross
+    """[N, 3, 3] R diag(s²) Rᵀ (step 2)."""
+    rotation = rotations(gaussians.quats)
     return rotation * gaussians.scales[:, None, :] ** 2 @ rotation.swapaxes(1, 2)
 
 
-def _unit(v: jax.Array) -> jax.Array:
+def rotations(quats: jax.Array) -> jax.Array:
+    """[N, 3, 3] R = 1 + 2w[v]ₓ + 2[v]ₓ² of the unit quaternions (w, v) along ``quats`` [N, 4]."""
+    q = unit(quats)
+    w, v = q[:, 0], q[:, 1:]
+    cross = jnp.cross(v[:, None, :], jnp.eye(3)).swapaxes(1, 2)
+    return jnp.eye(3) + 2 * w[:, None, None] * cross + 2 * cross @ cross
+
+
+def unit(v: jax.Array) -> jax.Array:
+    """Vectors [..., k] divided by their lengths."""
     return v / jnp.sqrt(jnp.sum(v * v, -1, keepdims=True) + TINY)
 
 
-def _colours(gaussians: Gaussians, direction: jax.Array, degree: int) -> jax.Array:
+def colours(gaussians: Gaussians, direction: jax.Array, degree: int) -> jax.Array:
     """[N, 3] max(0, Σ c·Y(direction) + 0.5), coefficients above ``degree`` left out (spec §0.2)."""
     x, y, z = direction.T
     harmonics = [

@@ -34,6 +34,7 @@ from odin_jax.recorder import Recorder
 from odin_jax.rooms import PairRooms
 from odin_jax.window import Assigned, Runtime
 from splat.cameras import Camera
+from splat.pipelines.gs2d import Gs2d, Gs2dConfig
 from splat.pipelines.gs3d import Gs3d, Gs3dConfig
 from splat.pipelines.protocol import View
 
@@ -48,6 +49,7 @@ class Case:
     """One run."""
 
     path: str = "quality"
+    pipeline: str = "3dgs"
     optimizer: str = "adam"
     executor: str = "lanes"
     exchange: str = "ordered"
@@ -64,6 +66,11 @@ class ShortSighted(Gs3d):
     def reach(self, state, camera, drift):
         seen = super().reach(state, camera, drift)
         return seen & (np.arange(seen.size) % 5 != 0)
+
+
+PIPELINES = {"3dgs": (Gs3d, Gs3dConfig, {}), "short-sighted": (ShortSighted, Gs3dConfig, {}),
+             "2dgs": (Gs2d, Gs2dConfig, {"prune_opacity": 0.005, "normal_from": 15, "distortion_from": 5,
+                                         "distortion_weight": 10.0})}
 
 
 def points(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -86,20 +93,23 @@ def view(seed: int) -> View:
 
 
 @functools.cache
-def programs_of(ranks: Ranks, optimizer: str, exchange: str, short_sighted: bool) -> Programs:
-    """The programs of several cases, compiled once."""
-    config = Gs3dConfig.for_iterations(
+def programs_of(ranks: Ranks, optimizer: str, exchange: str, name: str) -> Programs:
+    """The programs of several cases, compiled once; ``name`` of ``PIPELINES``."""
+    kind, config_kind, changes = PIPELINES[name]
+    config = config_kind.for_iterations(
         1000, densify_from=10, densify_every=20, densify_until=190, reset_every=50, sh_every=25,
         position_lr_start=1e-3, cap=CAP, optimizer=optimizer, batch=max(2, ranks.count),
+        **changes,
     )
-    pipeline = (ShortSighted if short_sighted else Gs3d)(config)
+    pipeline = kind(config)
     return Programs(ranks, pipeline, exchange, placement.kinds(pipeline, pipeline.init(*points(), extent=1.0, seed=0)))
 
 
 def run(ranks: Ranks, case: Case) -> dict[str, object]:
     """Train and say what came out."""
     slots = max(1, 2 // ranks.count)
-    programs = programs_of(ranks, case.optimizer, case.exchange, case.fault == "scope")
+    programs = programs_of(ranks, case.optimizer, case.exchange,
+                           "short-sighted" if case.fault == "scope" else case.pipeline)
     pipeline = programs.pipeline
     state = pipeline.init(*points(), extent=1.0, seed=0)
     placed = placement.place(ranks, pipeline, state)

@@ -28,7 +28,7 @@ def test_help_lists_every_command_without_importing_jax():
     script = "import sys; from odin_jax.cli import usage; print(usage()); sys.exit('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in ("train", "eval", "render", "export", "import", "plan", "report", "view", "demo", "bench"):
+    for name in ("train", "eval", "render", "export", "mesh", "import", "plan", "report", "view", "demo", "bench"):
         assert f"  {name} " in done.stdout
 
 
@@ -83,7 +83,7 @@ def test_only_a_user_s_mistake_hides_its_traceback(monkeypatch):
         cli.main([])
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "render", "export", "import", "report", "view", "demo"])
+@pytest.mark.parametrize("command", ["train", "eval", "render", "export", "mesh", "import", "report", "view", "demo"])
 def test_every_command_explains_its_options(capsys, command):
     code, out, _ = outcome(capsys, command, "--help")
     assert code == 0

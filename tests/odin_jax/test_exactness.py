@@ -56,6 +56,14 @@ def test_quality_first_is_synchronised_training_bit_for_bit(ranks):
     assert not sync["violations"] and not quality["violations"]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_surfels_are_trained_bit_for_bit_through_structural_events(ranks):
+    sync, quality = run(ranks, {"path": "sync", "pipeline": "2dgs"}, {"pipeline": "2dgs"})
+    assert quality["bits"] == sync["bits"] and not quality["violations"]
+    assert quality["structural"] > 3 and quality["alive"] != 500
+    assert quality["actions"]["partial"] > 5
+
+
 @pytest.mark.parametrize("optimizer", ["", " sparse"])
 def test_bit_for_bit_through_three_hundred_steps_with_structural_events(two, optimizer):
     sync, quality = two[f"sync long{optimizer}"], two[f"quality long{optimizer}"]

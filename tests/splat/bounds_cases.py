@@ -15,11 +15,17 @@ from splat import Camera, Gaussians, RenderOptions, count_pairs, tiles
 from splat.bounds import may_touch
 from splat.gaussians import COLOUR_FIELDS, GEOMETRY_FIELDS
 from splat.projection import project
+from splat.surfel.bounds import may_touch_surfels
+from splat.surfel.geometry import project as project_surfels
+from splat.surfel.options import SurfelOptions
+from splat.surfel.render import count_surfel_pairs
 from tests.splat.render_cases import QUICK
 
 ROWS, WIDTH, HEIGHT = 256, 64, 48
 BORDER_LOGIT = float(np.log(1 / 254))  # of opacity 1/255
 PLAIN = RenderOptions()
+SURFELS = SurfelOptions()
+Options = RenderOptions | SurfelOptions
 KINDS = ("plain", "needle", "huge", "near", "behind", "faint", "small quaternion", "no rotation")
 
 
@@ -97,24 +103,29 @@ def random_drift(rng: np.random.Generator, rows: int = ROWS) -> Gaussians:
 
 
 @functools.cache
-def touched(options: RenderOptions) -> Callable[..., np.ndarray]:
+def touched(options: Options) -> Callable[..., np.ndarray]:
     """(gaussians, camera, alive) → [N] bool rows the renderer touches."""
-    run = jax.jit(lambda g, c, alive: count_pairs(g, c, alive=alive, options=options)[0], compiler_options=QUICK)
+    count = count_surfel_pairs if isinstance(options, SurfelOptions) else count_pairs
+    run = jax.jit(lambda g, c, alive: count(g, c, alive=alive, options=options)[0], compiler_options=QUICK)
     return lambda *inputs: np.asarray(run(*inputs))
 
 
 @functools.cache
-def scope(options: RenderOptions) -> Callable[..., np.ndarray]:
-    """(gaussians, drift, camera, alive) → [N] bool of ``may_touch``."""
-    run = jax.jit(lambda g, d, c, alive: may_touch(g, d, c, alive=alive, options=options), compiler_options=QUICK)
+def scope(options: Options) -> Callable[..., np.ndarray]:
+    """(gaussians, drift, camera, alive) → [N] bool of ``may_touch`` or ``may_touch_surfels``."""
+    bound = may_touch_surfels if isinstance(options, SurfelOptions) else may_touch
+    run = jax.jit(lambda g, d, c, alive: bound(g, d, c, alive=alive, options=options), compiler_options=QUICK)
     return lambda *inputs: np.asarray(run(*inputs))
 
 
 @functools.cache
-def toward_image(options: RenderOptions) -> Callable[[Gaussians, Camera], Gaussians]:
+def toward_image(options: Options) -> Callable[[Gaussians, Camera], Gaussians]:
     """(gaussians, camera) → gradient of how far each footprint's box reaches into the image, on its worst side."""
     def reach(gaussians: Gaussians, camera: Camera) -> jax.Array:
-        proj = project(gaussians, camera, alive=None, sh_degree=0, probe=None, options=options)
+        if isinstance(options, SurfelOptions):
+            proj = project_surfels(gaussians, camera, alive=None, sh_degree=0, probe=None, options=options).outline
+        else:
+            proj = project(gaussians, camera, alive=None, sh_degree=0, probe=None, options=options)
         _, half_x, half_y = tiles.footprint(proj)
         x, y = proj.geometry[:, 0], proj.geometry[:, 1]
         sides = (x + half_x, camera.width - x + half_x, y + half_y, camera.height - y + half_y)
@@ -139,7 +150,7 @@ def random_signs(rng: np.random.Generator, like: Gaussians, corner: bool = True)
 
 
 def signs_toward_image(rng: np.random.Generator, gaussians: Gaussians, camera: Camera,
-                       options: RenderOptions) -> Gaussians:
+                       options: Options) -> Gaussians:
     """Signs of the steepest way into the image; random where there is no way, but never towards less opacity."""
     way = toward_image(options)(gaussians, camera)
     chance = random_signs(rng, gaussians)
@@ -148,7 +159,7 @@ def signs_toward_image(rng: np.random.Generator, gaussians: Gaussians, camera: C
 
 
 def ends(rng: np.random.Generator, gaussians: Gaussians, drift: Gaussians, camera: Camera,
-         options: RenderOptions) -> Iterator[Gaussians]:
+         options: Options) -> Iterator[Gaussians]:
     """Where rows may end: corners of the box along the steepest way into the image, others, and inner points."""
     here = gaussians
     for _ in range(4):

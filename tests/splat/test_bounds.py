@@ -181,7 +181,7 @@ def other_gradient(rng, like):
     return jax.tree.map(field, like)
 
 
-def adversarial_step(rng, camera, gaussians, state, kind):
+def adversarial_step(rng, camera, gaussians, state, kind, options=PLAIN):
     """(rows, state) after one step of the optimizer ``kind``; asserts that the bound and the scope hold."""
     corrected, batch = kind
     rates = Gaussians(*(jnp.float32(most * 10 ** rng.uniform(-3, 0)) for most in (0.05, 0.2, 0.05, 0.3, 0.01, 0.01)))
@@ -189,15 +189,15 @@ def adversarial_step(rng, camera, gaussians, state, kind):
     visible = jnp.asarray(rng.random(cases.ROWS) < 0.9)
     alive = jnp.ones(cases.ROWS, bool)
     bound = WORST[kind](state, state.count + jnp.any(jnp.stack(jax.tree.leaves(stepped))), rates, stepped)
-    kept = cases.scope(PLAIN)(gaussians, bound, camera, alive)
-    signs = cases.signs_toward_image(rng, gaussians, camera, PLAIN)
+    kept = cases.scope(options)(gaussians, bound, camera, alive)
+    signs = cases.signs_toward_image(rng, gaussians, camera, options)
     worst, other = worst_gradient(state, signs, corrected, batch), other_gradient(rng, gaussians)
     grads = jax.tree.map(lambda a, b: jnp.where(jnp.asarray(rng.random(a.shape) < 0.8), a, b), worst, other)
     updates, state = UPDATES[kind](grads, state, gaussians, learning_rates=rates, stepped=stepped, visible=visible)
     for name in GEOMETRY_FIELDS:
         assert np.all(np.abs(getattr(updates, name)) <= getattr(bound, name)), name
     after = jax.tree.map(jnp.add, gaussians, updates)
-    assert not np.any(cases.touched(PLAIN)(after, camera, alive) & ~kept)
+    assert not np.any(cases.touched(options)(after, camera, alive) & ~kept)
     return after, state
 
 

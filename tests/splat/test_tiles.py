@@ -164,7 +164,7 @@ def test_stable_order(n, key_bits):
     rng = np.random.default_rng(n)
     keys = rng.integers(0, 2**key_bits, n).astype(np.uint32)
     keys[n // 2:] = keys[:n - n // 2]
-    found = tiles._stable_order(jnp.asarray(keys), key_bits)
+    found = tiles.stable_order(jnp.asarray(keys), key_bits)
     np.testing.assert_array_equal(found, np.argsort(keys, kind="stable"))
 
 
