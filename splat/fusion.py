@@ -54,9 +54,9 @@ def empty_volume(low: np.ndarray, high: np.ndarray, resolution: int) -> Volume:
         raise UserError(f"the box from {np.asarray(low).tolist()} to {np.asarray(high).tolist()} has no volume")
     voxel = float(size.max()) / resolution
     shape = tuple(int(n) for n in np.maximum(np.ceil(size / voxel), 2))
-    nothing = jnp.zeros(shape, jnp.float32)
     return Volume(jnp.asarray(np.asarray(low, float) + voxel / 2, jnp.float32), jnp.float32(voxel),
-                  jnp.ones(shape, jnp.float32), nothing, jnp.zeros((*shape, 3), jnp.float32), nothing)
+                  jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32),
+                  jnp.zeros((*shape, 3), jnp.float32), jnp.zeros(shape, jnp.float32))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -101,12 +101,15 @@ def surface(volume: Volume, keep: int) -> Mesh:
         from skimage.measure import marching_cubes  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError("a mesh needs scikit-image: pip install 'odin-jax[mesh]'") from error
-    distance, seen = np.asarray(volume.distance), np.asarray(volume.weight) > 0
+    distance, seen = np.array(volume.distance), np.asarray(volume.weight) > 0
+    # Distances grow out of the surface, and faces are to look outwards.
+    nothing = UserError("the depth maps show no surface inside the box: train longer or take a larger share")
+    if not np.any(distance[seen] < 0):
+        raise nothing
     try:
-        # Distances fall into the surface; marching cubes then has the faces look towards the larger ones.
         places, faces, _, _ = marching_cubes(distance, 0.0, mask=seen, gradient_direction="ascent")
-    except (ValueError, RuntimeError) as error:
-        raise UserError("the depth maps show no surface inside the box: train longer or take a larger share") from error
+    except RuntimeError as error:  # no cube has the surface between corners that were all seen
+        raise nothing from error
     places, faces = _largest_pieces(places, faces.astype(np.int32), keep)
     nearest = tuple(np.rint(places).astype(int).T)
     colours = np.rint(255 * np.clip(np.asarray(volume.colour)[nearest], 0, 1)).astype(np.uint8)
