@@ -52,6 +52,9 @@ def read(path: Path, split: str | None = None) -> list[tuple[str, Camera]]:
 
     Raises UserError when the file is missing or an entry lacks a field.
     """
+    if not path.exists():
+        raise UserError(f"{path} does not exist: an imported scene has no cameras, it can be viewed and exported; to "
+                        "render, give the folder that was written with `odin train --out`")
     found = []
     for number, item in enumerate(read_json(path, list)):
         try:

@@ -9,6 +9,7 @@ import threading
 from types import FrameType
 
 SHOW_CURSOR = "\x1b[?25h"
+TOLD = "\nstopping after this step, once its program is compiled; once more to stop at once, without saving"
 
 
 class Interrupt:
@@ -52,7 +53,7 @@ class Interrupt:
                     continue
                 seen += 1
                 if seen == 1 and not self._quiet:
-                    print("\nstopping after this step; once more to stop at once, without saving", file=sys.stderr)
+                    print(TOLD, file=sys.stderr)
                 if seen == 2:
                     print(SHOW_CURSOR if sys.stdout.isatty() else "", end="", flush=True)
                     os._exit(128 + byte[0])

@@ -83,6 +83,8 @@ def _run(config: TrainConfig, run: RunFolder, team: Team, clock: Clock) -> int:
     if team.leads:
         for line in scene.warnings:
             print(f"note: {line}")
+        print(f"{len(scene.photos)} photos, {len(scene.train)} to train on and {len(scene.test)} to test; "
+              f"{len(scene.points):,} points", flush=True)
         write_json(run.config, train_config.to_json(config))
         cameras_json.write(run.cameras, scene)
     return _train(session, team, _position(session, source, clock), _is_ours(run, source))
@@ -111,6 +113,9 @@ def scene_of(config: TrainConfig) -> Scene:
         raise UserError(f"--scene {config.scene}: no training view is left beside {len(scene.test)} test "
                         "views; give more photos or --test-every 0")
     composited = scene.alpha == "background" and any(photo.has_alpha for photo in scene.photos)
+    if config.batch > len(scene.train):
+        raise UserError(f"--batch {config.batch}: the capture has {len(scene.train)} training views; give no more than "
+                        "these")
     if config.background == "random" and composited:
         raise UserError("--background random does not go with photos whose alpha is composited over one "
                         "colour; use --alpha mask or --background white")
@@ -144,7 +149,12 @@ def _train(session: Session, team: Team, position: Position, saved: bool) -> int
             print(f"stopped at step {position.step} of {config.iterations}, saved; the same command continues")
         return 128 + (interrupt.signal or signal.SIGTERM)
     if leads:
-        entry = _finish(session, position, numbers)
+        print(f"measuring {len(session.scene.test)} test views", flush=True)
+        try:
+            entry = _finish(session, position, numbers)
+        except KeyboardInterrupt:
+            print("stopped while measuring; the training is saved, the same command measures it")
+            return 128 + signal.SIGINT
         print(f"{run.record}: {summary_line(entry)}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Make a run folder from a Gaussian scene of any trainer, so that it can be rendered, measured and viewed."""
+"""Make a run folder from a Gaussian scene of any trainer, so that it can be viewed and exported."""
 
 from __future__ import annotations
 
