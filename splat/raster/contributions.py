@@ -72,15 +72,26 @@ def contributions(geometry: jax.Array, lists: TileLists, weights: jax.Array) -> 
 
 
 def _by_row(rows: jax.Array, values: jax.Array, n: int) -> jax.Array:
-    """[n, F] sums of ``values`` [S, F] by the row [S] they belong to; ``n`` itself is no row."""
+    """[n, F] sums of ``values`` [S, F] by the row [S] they belong to; ``n`` itself is no row.
+
+    Sorted by row, a slot holds the sum of the last 2^k slots of its row after k rounds; the longest run needs most.
+    """
     order = stable_order(rows.astype(jnp.uint32), n.bit_length())
-    owners = rows[order]
+    owners, slots = rows[order], len(rows)
 
-    def join(left, right):
-        (owner, total), (later, part) = left, right
-        return later, jnp.where((owner == later)[:, None], total + part, part)
+    def before(array: jax.Array, steps: jax.Array, fill: int) -> jax.Array:
+        padded = jnp.pad(array, [(slots, 0), *[(0, 0)] * (array.ndim - 1)], constant_values=fill)
+        return jax.lax.dynamic_slice_in_dim(padded, slots - steps, slots)
 
-    _, running = jax.lax.associative_scan(join, (owners, values[order]))
+    def joins(steps: jax.Array) -> jax.Array:
+        return (before(owners, steps, -1) == owners) & (owners < n)
+
+    def join(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        steps, sums = carry
+        return 2 * steps, sums + jnp.where(joins(steps)[:, None], before(sums, steps, 0), 0)
+
+    start = (jnp.int32(1), values[order])
+    _, sums = jax.lax.while_loop(lambda carry: (carry[0] < slots) & jnp.any(joins(carry[0])), join, start)
     last = jnp.searchsorted(owners, jnp.arange(n, dtype=owners.dtype), side="right") - 1
     found = (last >= 0) & (owners[jnp.maximum(last, 0)] == jnp.arange(n))
-    return jnp.where(found[:, None], running[jnp.maximum(last, 0)], 0)
+    return jnp.where(found[:, None], sums[jnp.maximum(last, 0)], 0)
