@@ -87,6 +87,7 @@ class Taming(Gs3d):
 
     name = "taming"
     local_fields = ("stats", "sh_sum")
+    one_device = True  # quality-first differs from synchronised training in the last bits
 
     def __init__(self, config: TamingConfig, views: int = 0):
         """``views``: how many training views there are, as ``survey`` finds out."""
