@@ -100,14 +100,14 @@ def surface(volume: Volume, keep: int) -> Mesh:
     try:
         from skimage.measure import marching_cubes  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise UserError("a mesh needs scikit-image: pip install 'odin-jax[mesh]'") from error
+        raise UserError("a mesh needs scikit-image: pip install scikit-image") from error
     distance, seen = np.array(volume.distance), np.asarray(volume.weight) > 0
-    # Distances grow out of the surface, and faces are to look outwards.
+    # Distances grow out of the surface, which scikit-image calls descent: its faces are to look outwards.
     nothing = UserError("the depth maps show no surface inside the box: train longer or take a larger share")
     if not np.any(distance[seen] < 0):
         raise nothing
     try:
-        places, faces, _, _ = marching_cubes(distance, 0.0, mask=seen, gradient_direction="ascent")
+        places, faces, _, _ = marching_cubes(distance, 0.0, mask=seen, gradient_direction="descent")
     except RuntimeError as error:  # no cube has the surface between corners that were all seen
         raise nothing from error
     places, faces = _largest_pieces(places, faces.astype(np.int32), keep)
