@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from odin_jax.executor import COMM, COMPUTE, Span
-from odin_jax.runs import RunFolder, write_json
+from odin_jax.runs import RunFolder, kept_lines, write_json
 from odin_jax.window import Window
 
 TRACED = 300  # newest windows that the timeline shows
@@ -22,7 +22,7 @@ class Account:
         """``run`` None: another process writes. Windows after ``step``, of an earlier try, leave the file."""
         self._run = run
         self._file = None
-        self._kept = _kept_lines(run, step) if run is not None else []
+        self._kept = kept_lines(run.path / "windows.jsonl", step) if run is not None else []
         self._spans: deque[list[Span]] = deque(maxlen=TRACED)
         self._decisions: Counter[str] = Counter()
         self._waits: Counter[str] = Counter()
@@ -85,15 +85,6 @@ class Account:
             self._file = (self._run.path / "windows.jsonl").open("w", buffering=1)
             self._file.writelines(self._kept)
         self._file.write(line + "\n")
-
-
-def _kept_lines(run: RunFolder, step: int) -> list[str]:
-    """Lines of an earlier try whose windows come before ``step``."""
-    path = run.path / "windows.jsonl"
-    if not path.exists():
-        return []
-    with path.open() as file:
-        return [line for line in file if line.endswith("}\n") and json.loads(line)["step"] <= step]
 
 
 def _busy(spans: list[Span], lane: str) -> dict[str, float]:

@@ -61,7 +61,7 @@ class Alone:
         return self._state, {}
 
     def views(self, step: int, train: Sequence[int]) -> tuple[View, ...]:
-        return self._feed.views(step, [(place, self._scene.train[view]) for place, view in enumerate(train)])
+        return self._feed.train_views(step, train)
 
     def close(self) -> None:
         self._feed.close()

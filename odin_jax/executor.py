@@ -150,6 +150,11 @@ class Programs:
         changed = getattr(self.pipeline, "exchanged_fields", None)
         return every if changed is None else tuple(name for name in every if name in changed(step))
 
+    def groups(self, fields: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Those of geometry and those of colour."""
+        geometry = tuple(name for name in fields if name in self.pipeline.geometry_fields)
+        return geometry, tuple(name for name in fields if name not in geometry)
+
     def compute(self, room: int):
         """(state, views, step, bins) → ``Produced``."""
         def run(state, views, step, binned):

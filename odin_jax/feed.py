@@ -62,6 +62,10 @@ class UnitFeed:
         """
         return tuple(self._view(step, place, index) for place, index in placed)
 
+    def train_views(self, step: int, train: Sequence[int]) -> tuple[View, ...]:
+        """Views of unit ``step`` as NumPy arrays; ``train`` counts within the training views."""
+        return self.views(step, [(place, self._scene.train[view]) for place, view in enumerate(train)])
+
     def prefetch(self, indices: Iterable[int]) -> None:
         """Start to decode photos."""
         self._cache.prefetch(indices)

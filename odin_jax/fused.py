@@ -43,7 +43,6 @@ class Fused:
         self.times = Times()
         self._programs, self._rooms = programs, rooms
         self._pipeline: Any = programs.pipeline
-        self._geometry = frozenset(programs.pipeline.geometry_fields)
         self._running: _Running | None = None
         self._seconds = 0.0
 
@@ -55,7 +54,7 @@ class Fused:
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         started = time.perf_counter()
         urgent, rest = (self._list(pending, count) for count in (pending.urgent_count, pending.rest_count))
-        geometry, colour = self._groups(pending.fields)
+        geometry, colour = self._programs.groups(pending.fields)
         self._count(pending, "urgent geometry", geometry, urgent)
         self._count(pending, "urgent colour", colour, urgent)
         self._count(pending, "rest", pending.fields, rest)
@@ -99,11 +98,6 @@ class Fused:
 
     def close(self) -> None:
         return None
-
-    def _groups(self, fields: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Those of geometry and those of colour."""
-        return (tuple(name for name in fields if name in self._geometry),
-                tuple(name for name in fields if name not in self._geometry))
 
     def _room(self, unit: Unit) -> int:
         return self._rooms.rooms[unit.size]
@@ -160,7 +154,7 @@ class Fused:
 
     def _window(self, room: int, urgent_room: int, rest_room: int, fields: tuple[str, ...]) -> Any:
         kinds = self._programs.state_kinds
-        geometry, colour = self._groups(fields)
+        geometry, colour = self._programs.groups(fields)
 
         def run(state, grads, active, visible, urgent, inputs, views, step):
             state = publish.settle(self._pipeline, state, active, visible, inputs, fields)

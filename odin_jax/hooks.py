@@ -76,4 +76,3 @@ def told(pipeline: Any, state: Any, step: int) -> dict[str, Any]:
     """JSON numbers about its schedule that a pipeline has to tell after the events of ``step``."""
     numbers = getattr(pipeline, "told", None)
     return {} if numbers is None else numbers(state, step)
-

@@ -50,7 +50,6 @@ class Lanes:
     def __init__(self, programs: Programs, rooms: PairRooms):
         self.times = Times()
         self._programs, self._rooms = programs, rooms
-        self._geometry = frozenset(programs.pipeline.geometry_fields)
         self._lane = ThreadPoolExecutor(1, thread_name_prefix="communication")
         self._running: _Running | None = None
         self._seconds = 0.0
@@ -61,8 +60,7 @@ class Lanes:
 
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         first, others = self._programs.lists()(pending.active, pending.urgent)
-        geometry = tuple(name for name in pending.fields if name in self._geometry)
-        colour = tuple(name for name in pending.fields if name not in self._geometry)
+        geometry, colour = self._programs.groups(pending.fields)
         urgent = [self._send(pending, name, first, fields, pending.urgent_count)
                   for name, fields in (("urgent geometry", geometry), ("urgent colour", colour))]
         rest = self._send(pending, "rest", others, pending.fields, pending.rest_count)

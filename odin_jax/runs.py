@@ -132,6 +132,14 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     return found
 
 
+def kept_lines(path: Path, step: int) -> list[str]:
+    """Whole lines of a JSONL file up to ``step``: those of an earlier try that the run goes on from; none: no file."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return [line for line in file if line.endswith("}\n") and json.loads(line)["step"] <= step]
+
+
 def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[Path, int] | None:
     """(folder of checkpoints, step) to continue from, or None for a fresh start.
 

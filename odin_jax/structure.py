@@ -7,7 +7,7 @@ from typing import Any
 
 from odin_jax import hooks
 from odin_jax.engine import living
-from odin_jax.runs import RunFolder
+from odin_jax.runs import RunFolder, kept_lines
 
 
 class StructureLog:
@@ -17,9 +17,7 @@ class StructureLog:
         """``run`` None: another process writes."""
         self._path, self._pipeline = None if run is None else run.structure, pipeline
         if self._path is not None and self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines(keepends=True)
-                    if line.endswith("}\n") and json.loads(line)["step"] <= step]
-            self._path.write_text("".join(kept))
+            self._path.write_text("".join(kept_lines(self._path, step)))
 
     def __call__(self, step: int, events: tuple[str, ...], state: Any) -> None:
         """After the ``events`` of ``step``: rows alive, room for rows, and what the pipeline tells of its schedule."""

@@ -19,6 +19,17 @@ def is_concrete(tree: Any) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def check_numbers(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, what: str) -> None:
+    """Raise UserError without rows (called ``what``) or pixels, and where a number that is concrete is not finite."""
+    if gaussians.count == 0:
+        raise UserError(f"there are no {what} to render: pass at least one row, which may be one that is not alive")
+    if is_concrete((gaussians, alive)):
+        check_finite(gaussians, alive)
+    check_size(camera)
+    if is_concrete(camera):
+        check_camera(camera)
+
+
 def check_finite(gaussians: Gaussians, alive: jax.Array | None = None) -> None:
     """Raise UserError, naming field and row, if a row that is alive holds a number that is not finite.
 

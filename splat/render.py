@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +13,7 @@ from flax import struct
 
 from splat import tiles
 from splat.cameras import Camera
-from splat.errors import UserError
-from splat.finite import check_camera, check_finite, check_size, is_concrete
+from splat.finite import check_numbers, is_concrete
 from splat.gaussians import COLOUR_FIELDS, Gaussians
 from splat.options import RenderOptions
 from splat.projection import project
@@ -58,19 +58,9 @@ def render(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None = No
     """
     options = options or RenderOptions()
     check_inputs(gaussians, camera, alive, background, sh_degree, probe)
-    if gaussians.count == 0:
-        raise UserError("there are no Gaussians to render: pass at least one row, which may be one that is not alive")
-    if is_concrete((gaussians, alive)):
-        check_finite(gaussians, alive)
-    check_size(camera)
-    if is_concrete(camera):
-        check_camera(camera)
-    side = tile_side(camera.width, camera.height)
-    if lists is None and options.pair_capacity is None:
-        counted = is_concrete((gaussians, camera, alive, opacities))
-        room = (_counted(gaussians, camera, alive, opacities, options) if counted
-                else max(PAIRS_PER_ROW * gaussians.count, 4096))
-        options, side = dataclasses.replace(options, pair_capacity=room), side if counted else COARSE_TILE
+    check_numbers(gaussians, camera, alive, "Gaussians")
+    masks = {"alive": alive, "opacities": opacities}
+    options, side = with_room(options, lists, (gaussians, camera), masks, _count_pairs)
     return _render(gaussians, camera, alive, background, sh_degree, probe, opacities, options, side, lists)
 
 
@@ -126,15 +116,27 @@ def count_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | None
 _count_pairs = jax.jit(count_pairs, static_argnames=("options",))
 
 
+def with_room(options: Any, lists: tiles.TileLists | None, scene: tuple[Gaussians, Camera], masks: dict[str, Any],
+              count: Callable[..., Any]) -> tuple[Any, int]:
+    """(options with room for tile-row pairs, side of the tiles in pixels) of a render of ``scene`` with ``masks``.
+
+    Room that is not given is counted by ``count``, jitted, where all inputs are concrete.
+    """
+    gaussians, camera = scene
+    side = tile_side(camera.width, camera.height)
+    if lists is not None or options.pair_capacity is not None:
+        return options, side
+    if not is_concrete((scene, masks)):
+        room = max(PAIRS_PER_ROW * gaussians.count, 4096)
+        return dataclasses.replace(options, pair_capacity=room), COARSE_TILE
+    with jax.ensure_compile_time_eval():
+        room = pair_bucket(int(count(*scene, **masks, options=options)[1]))
+    return dataclasses.replace(options, pair_capacity=room), side
+
+
 def pair_bucket(pairs: int) -> int:
     """The capacity for a count: the next of a few sizes a quarter apart, so that programs are compiled rarely."""
     size = 1024
     while size < pairs:
         size += max(size // 4 // 1024 * 1024, 1024)
     return size
-
-
-def _counted(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, opacities: jax.Array | None,
-             options: RenderOptions) -> int:
-    with jax.ensure_compile_time_eval():
-        return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, opacities=opacities, options=options)[1]))

@@ -82,7 +82,7 @@ class DataParallel:
                 {"parts": self._ranks.count, "view_pairs": [list(entry) for entry in pairs]})
 
     def views(self, step: int, train: Sequence[int]) -> tuple[View, ...]:
-        return self._feed.views(step, [(place, self._scene.train[view]) for place, view in enumerate(train)])
+        return self._feed.train_views(step, train)
 
     def close(self) -> None:
         self._executor.close()

@@ -107,12 +107,17 @@ def _measured(config: OverlapConfig, start: Path, path: str, mbit: float, name: 
     return numbers(out, config.skip)
 
 
+def windows_of(run: Path, skip: int) -> list[dict[str, Any]]:
+    """The windows of a run folder without the first ``skip`` and the last, which no unit follows."""
+    return [json.loads(line) for line in (run / "windows.jsonl").read_text().splitlines()][skip:-1]
+
+
 def numbers(run: Path, skip: int) -> dict[str, float]:
     """Seconds per step, by what they went to, and PSNR of a run folder; the first ``skip`` windows are left out.
 
     ``wait_s`` and ``exposed_share``: for publications; ``ranks_s``: for slower ranks and what all tell each other.
     """
-    lines = [json.loads(line) for line in (run / "windows.jsonl").read_text().splitlines()][skip:-1]
+    lines = windows_of(run, skip)
     record = json.loads((run / "record.json").read_text())
     waits = [sum(line["waits_s"].get(part, 0.0) for part in PUBLICATION) for line in lines]
     ranks = [sum(line["waits_s"].values()) - wait for line, wait in zip(lines, waits, strict=True)]

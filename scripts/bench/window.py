@@ -20,11 +20,11 @@ import tyro
 
 from odin_jax.runs import write_json
 from scripts.bench.hostlab import hostlab
+from scripts.bench.overlap import FAST_MBIT, PUBLICATION, windows_of
 from splat.scene.load import load_scene
 from splat.scene.npz import save_npz
 from splat.scene.types import Photo, Scene, Tracks
 
-FAST_MBIT = 10_000.0  # of the calibration: as good as no limit
 APART = 20.0  # scene extents between the copies
 
 
@@ -103,16 +103,13 @@ def _measured(config: WindowConfig, scene: Path, path: str, mbit: float, name: s
                 "8", "--checkpoint-every", "1000000", "--gs3d.densify-until", "1", "--gs3d.sh-every", "1000000"]
         with hostlab(2, mbit) as lab:
             lab.train(args, out.with_name(name + "-logs"), config.timeout_s)
-    lines = [json.loads(line) for line in (out / "windows.jsonl").read_text().splitlines()][config.skip:-1]
-    return _numbers(lines)
+    return _numbers(windows_of(out, config.skip))
 
 
 def _numbers(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians in seconds; ``over_longer``: a window's time over the longer of computation and publication."""
-    parts = ("rest", "whole", "urgent geometry", "urgent colour")
-
     def published(line: dict[str, Any]) -> float:
-        return sum(line["comm_s"].get(part, 0.0) for part in parts)
+        return sum(line["comm_s"].get(part, 0.0) for part in PUBLICATION)
 
     def computed(line: dict[str, Any]) -> float:
         return max(line["seconds"])

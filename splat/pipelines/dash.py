@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from splat.pipelines import frequency
 from splat.pipelines.dash_config import DashConfig
 from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.protocol import View
+from splat.pipelines.rows import with_more
 from splat.pipelines.state import SplatState
 
 SURVEYED = ("max_scale", "start_energy", "levels")  # options that the survey depends on
@@ -68,8 +69,8 @@ class Dash(Gs3d):
         """The state of 3DGS with the first budget."""
         state = super().init(points, colours, extent, seed)
         rows = int(np.count_nonzero(state.alive))
-        own = {field.name: getattr(state, field.name) for field in fields(state)}
-        return DashState(**own, first_rows=jnp.int32(rows), momentum=jnp.int32(self.config.start_momentum * rows))
+        return with_more(DashState, state, first_rows=jnp.int32(rows),
+                         momentum=jnp.int32(self.config.start_momentum * rows))
 
     def scale(self, step: int) -> int:
         """⌊s⌋ of the schedule at the last densification before unit ``step``; 1 after the last one."""

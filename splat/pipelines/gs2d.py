@@ -32,7 +32,6 @@ from splat.tiles import TileLists
 START_ROTATIONS = 2  # the purpose that sets these random numbers apart from others of the same seed
 
 
-
 class Gs2d(Gs3d):
     """The 2DGS pipeline; see ``splat.pipelines.protocol.Pipeline`` for the contract of each method."""
 
@@ -49,13 +48,9 @@ class Gs2d(Gs3d):
         """([N] bool rows that a render of ``camera`` touches, [] int32 tile-row pairs); one program per image size."""
         return _scope(state.gaussians, state.alive, camera, self.surfel_options())
 
-    def bins(self, state: SplatState, views: Sequence[View], pair_capacity: int) -> tuple[TileLists, ...]:
-        """The tile lists of each view, from geometry alone; jittable with ``pair_capacity`` static."""
-        def of_view(view: View) -> TileLists:
-            return bin_surfels(state.gaussians, view.camera, pair_capacity, alive=state.alive,
-                               options=self.surfel_options())
-
-        return unit.each(of_view, views)
+    def lists(self, state: SplatState, camera: Camera, pair_capacity: int) -> TileLists:
+        """The tile lists of one view."""
+        return bin_surfels(state.gaussians, camera, pair_capacity, alive=state.alive, options=self.surfel_options())
 
     def loss_and_grad(self, state: SplatState, views: Sequence[View], step: jax.Array, pair_capacity: int,
                       bins: Sequence[TileLists] | None = None) -> tuple[Gaussians, Evidence]:

@@ -84,13 +84,12 @@ class Gs3d:
 
     def bins(self, state: SplatState, views: Sequence[View], pair_capacity: int) -> tuple[TileLists, ...]:
         """The tile lists of each view, from geometry alone; jittable with ``pair_capacity`` static."""
-        opacities = self.opacities(state, state.gaussians)
+        return unit.each(lambda view: self.lists(state, view.camera, pair_capacity), views)
 
-        def of_view(view: View) -> TileLists:
-            return bin_view(state.gaussians, view.camera, pair_capacity, alive=state.alive, opacities=opacities,
-                            options=self.options())
-
-        return unit.each(of_view, views)
+    def lists(self, state: SplatState, camera: Camera, pair_capacity: int) -> TileLists:
+        """The tile lists of one view."""
+        return bin_view(state.gaussians, camera, pair_capacity, alive=state.alive,
+                        opacities=self.opacities(state, state.gaussians), options=self.options())
 
     def loss_and_grad(
         self, state: SplatState, views: Sequence[View], step: jax.Array, pair_capacity: int,

@@ -51,5 +51,10 @@ def merged(whole: Any, part: Any) -> Any:
     return dataclasses.replace(whole, **{name: getattr(part, name) for name in present(part)})
 
 
+def with_more(cls: type[Any], whole: Any, **more: Any) -> Any:
+    """An instance of ``cls``, a subclass of the dataclass ``whole``, with its fields and ``more``."""
+    return cls(**{name: getattr(whole, name) for name in _names(whole)}, **more)
+
+
 def _names(tree: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(tree))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ from splat.gaussians import FIELDS, Gaussians
 from splat.pipelines import state as states
 from splat.pipelines.gs3d import SH_REST, Gs3d
 from splat.pipelines.protocol import Evidence, View
-from splat.pipelines.rows import Rows, StepInputs, merged, only, present
+from splat.pipelines.rows import Rows, StepInputs, merged, only, present, with_more
 from splat.pipelines.state import SplatState
 from splat.pipelines.taming_config import TamingConfig
 from splat.taming import choice
@@ -113,10 +113,8 @@ class Taming(Gs3d):
         first = super().init(points, colours, extent, seed)
         capacity = states.capacity_for(len(points), budget, config.capacity_growth)
         state = states.widened(first, max(capacity, len(first.alive)))
-        own = {field.name: getattr(state, field.name) for field in fields(state)}
-        return TamingState(**own, sh_sum=_no_sum(len(state.alive)), sh_count=jnp.int32(0),
-                           high_opacity=jnp.zeros((), bool), first_rows=jnp.int32(len(points)),
-                           budget=jnp.int32(budget))
+        return with_more(TamingState, state, sh_sum=_no_sum(len(state.alive)), sh_count=jnp.int32(0),
+                         high_opacity=jnp.zeros((), bool), first_rows=jnp.int32(len(points)), budget=jnp.int32(budget))
 
     def loss_and_grad(self, state: TamingState, views: Sequence[View], step: jax.Array, pair_capacity: int,
                       bins: Sequence[TileLists] | None = None) -> tuple[Gaussians, TamingEvidence]:
@@ -124,10 +122,9 @@ class Taming(Gs3d):
         grads, evidence = super().loss_and_grad(state, views, step, pair_capacity, bins)
         total = state.sh_sum + grads.sh_rest * len(views)
         now = step % self.config.sh_rest_every == 0
-        own = {field.name: getattr(evidence, field.name) for field in fields(evidence)}
         left = jnp.any(total != 0, axis=(1, 2))
-        return replace(grads, sh_rest=total * (1 / len(views))), TamingEvidence(
-            **own, sh_sum=jnp.where(now, 0, total), carried=left & now)
+        return replace(grads, sh_rest=total * (1 / len(views))), with_more(
+            TamingEvidence, evidence, sh_sum=jnp.where(now, 0, total), carried=left & now)
 
     def observe(self, state: TamingState, evidence: TamingEvidence, step: jax.Array) -> TamingState:
         """The statistics of 3DGS, and the sum."""

@@ -23,6 +23,7 @@ from splat.raster.settings import backward_shape, forward_shape
 from splat.raster.walk import (
     LANES,
     MIN_TRANSMITTANCE,
+    UNUSED_LOG2,
     capped,
     chunk_rows,
     each,
@@ -37,7 +38,6 @@ from splat.raster.walk import (
 from splat.tiles import TileLists
 
 N_GEOMETRY = 6  # leading columns of a row: centre x, y, conic xx, xy, yy, log2 opacity
-UNUSED_LOG2 = -1e4  # log2 of the response of a row that is not of the tile's list
 
 
 def quadratic(geometry: jax.Array, centre: jax.Array, used: jax.Array) -> jax.Array:

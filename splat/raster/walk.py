@@ -22,6 +22,7 @@ from splat.tiles import Grid, TileLists
 MAX_ALPHA = 0.99  # cap of one response; its gradient passes straight through (spec §1.4)
 MIN_TRANSMITTANCE = 1e-4  # a row that would leave less than this ends the pixel and is not blended (spec §1.3)
 LANES = 8  # XLA:CPU's product of a thin matrix is twice as fast when its width is padded to this
+UNUSED_LOG2 = -1e4  # log2 of the response of a row that is not of the tile's list
 
 
 class Group(NamedTuple):

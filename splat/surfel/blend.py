@@ -23,6 +23,7 @@ from splat.raster.settings import backward_shape, forward_shape
 from splat.raster.walk import (
     LANES,
     MIN_TRANSMITTANCE,
+    UNUSED_LOG2,
     capped,
     chunk_rows,
     each,
@@ -37,7 +38,6 @@ from splat.raster.walk import (
 from splat.surfel.geometry import LOW_PASS, N_FEATURES, N_GEOMETRY
 from splat.tiles import TileLists
 
-UNUSED_LOG2 = -1e4  # log2 opacity of a row that is not of the tile's list
 FARTHEST = 1e12  # hits beyond this depth count as none: the ray runs along the disk
 MEDIAN = 0.5  # the median depth is that of the last hit in front of which more than this is let through
 N_MAPS = N_FEATURES + 5  # features, then Σ w·depth, Σ w·I, Σ w·I², Σ w, median depth

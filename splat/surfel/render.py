@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -12,11 +11,10 @@ from flax import struct
 
 from splat import tiles
 from splat.cameras import Camera
-from splat.errors import UserError
-from splat.finite import check_camera, check_finite, check_size, is_concrete
+from splat.finite import check_numbers
 from splat.gaussians import Gaussians
-from splat.raster.settings import COARSE_TILE, tile_side
-from splat.render import PAIRS_PER_ROW, pair_bucket, without_colours
+from splat.raster.settings import tile_side
+from splat.render import with_room, without_colours
 from splat.shapes import check_inputs
 from splat.surfel.blend import blend_surfels
 from splat.surfel.geometry import project
@@ -51,18 +49,8 @@ def render_surfels(gaussians: Gaussians, camera: Camera, *, alive: jax.Array | N
     """
     options = options or SurfelOptions()
     check_inputs(gaussians, camera, alive, background, sh_degree, probe, scales=2)
-    if gaussians.count == 0:
-        raise UserError("there are no surfels to render: pass at least one row, which may be one that is not alive")
-    if is_concrete((gaussians, alive)):
-        check_finite(gaussians, alive)
-    check_size(camera)
-    if is_concrete(camera):
-        check_camera(camera)
-    side = tile_side(camera.width, camera.height)
-    if lists is None and options.pair_capacity is None:
-        counted = is_concrete((gaussians, camera, alive))
-        room = _counted(gaussians, camera, alive, options) if counted else max(PAIRS_PER_ROW * gaussians.count, 4096)
-        options, side = dataclasses.replace(options, pair_capacity=room), side if counted else COARSE_TILE
+    check_numbers(gaussians, camera, alive, "surfels")
+    options, side = with_room(options, lists, (gaussians, camera), {"alive": alive}, _count_pairs)
     return _render(gaussians, camera, alive, background, sh_degree, probe, options, side, lists)
 
 
@@ -102,8 +90,3 @@ def count_surfel_pairs(gaussians: Gaussians, camera: Camera, *, alive: jax.Array
 
 
 _count_pairs = jax.jit(count_surfel_pairs, static_argnames=("options",))
-
-
-def _counted(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, options: SurfelOptions) -> int:
-    with jax.ensure_compile_time_eval():
-        return pair_bucket(int(_count_pairs(gaussians, camera, alive=alive, options=options)[1]))

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from captures import write_capture
 from processes import same_bits, start, wait_for_checkpoint
 
 from odin_jax import checkpoint
@@ -30,16 +29,6 @@ RUN = {
     "--gs3d.grad-threshold": "1e-5",
     "--gs3d.sh-every": "30",
 }
-
-
-@pytest.fixture(scope="module")
-def capture(tmp_path_factory):
-    return write_capture(tmp_path_factory.mktemp("capture") / "capture")
-
-
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("xla")
 
 
 @pytest.fixture(scope="module")

@@ -179,11 +179,6 @@ def capture(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("xla")
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_command_line_trains_and_measures_it(capture, cache_dir, tmp_path, devices):
     several = {"--devices": "2", "--path": "quality", "--exchange": "ordered"} if devices == 2 else {}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from captures import write_capture
 from processes import same_bits, wait_for_checkpoint
 
 from odin_jax import checkpoint
@@ -44,11 +43,6 @@ def of_rank(process: subprocess.Popen[str], rank: int) -> psutil.Process:
     """The process of a rank of a launch."""
     children = psutil.Process(process.pid).children(recursive=True)
     return next(child for child in children if child.environ().get("ODIN_PROCESS_ID") == str(rank))
-
-
-@pytest.fixture(scope="module")
-def capture(tmp_path_factory) -> Path:
-    return write_capture(tmp_path_factory.mktemp("capture") / "capture")
 
 
 @pytest.fixture(scope="module")

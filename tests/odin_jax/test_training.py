@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy
-from captures import write_capture
 from PIL import Image
 from processes import same_bits, start, wait_for_checkpoint
 
@@ -26,16 +25,6 @@ from splat.io.ply import read_ply
 
 HERE = Path(__file__).parent
 TOY = {"--pipeline": "toy:factory", "--iterations": "60", "--checkpoint-every": "10", "--seed": "3"}
-
-
-@pytest.fixture(scope="module")
-def capture(tmp_path_factory):
-    return write_capture(tmp_path_factory.mktemp("capture") / "capture")
-
-
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("xla")
 
 
 def config(capture, out, cache_dir, **changes) -> TrainConfig:

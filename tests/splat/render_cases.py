@@ -108,3 +108,23 @@ def relative_error(found: Any, wanted: Any) -> float:
     """‖found − wanted‖ / ‖wanted‖."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     return float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-300))
+
+
+def check_slopes(run: Callable[..., Any], inputs: Inputs, rest: tuple[Any, ...], rng: np.random.Generator, *,
+                 step: float, tolerance: float) -> None:
+    """Assert that gradients are finite differences along a random direction in each input.
+
+    ``run(inputs, *rest)`` gives ((loss, anything), gradient as Inputs).
+    """
+    _, grads = run(inputs, *rest)
+    leaves, structure = jax.tree.flatten(inputs)
+    for i, (name, slopes) in enumerate(zip(named(inputs), jax.tree.leaves(grads), strict=True)):
+        start = np.asarray(leaves[i])
+        direction = rng.standard_normal(start.shape)
+
+        def at(h: float, i: int = i, start: np.ndarray = start, direction: np.ndarray = direction) -> float:
+            moved = [*leaves[:i], jnp.asarray(start + h * direction), *leaves[i + 1:]]
+            return float(run(structure.unflatten(moved), *rest)[0][0])
+
+        slope = float(np.sum(np.asarray(slopes) * direction))
+        assert abs((at(step) - at(-step)) / (2 * step) - slope) < tolerance * (1 + abs(slope)), name

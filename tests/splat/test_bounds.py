@@ -238,21 +238,28 @@ def test_fields_that_are_not_stepped_do_not_move_and_colours_have_no_bound():
     assert bound.sh_dc is None and bound.sh_rest is None
 
 
-def test_the_scope_of_a_trained_scenes_step_is_little_more_than_what_is_touched():
-    """Sizes, rates and moments as in the middle of a training, extent 4; 20 % of the rows are in the image."""
+def trained_step(options, scales, opacity_rate):
+    """(rows touched, rows in the scope of a pending step), bool, of rows with so many ``scales``.
+
+    Sizes, rates and moments as in the middle of a training, extent 4; 20 % of the rows are in the image.
+    """
     rng, rows = np.random.default_rng(0), 20_000
     means = rng.standard_normal((rows, 3)) * [4, 3, 3] + [0, 0, 4]
-    fields = (means, rng.normal(-4, 0.7, (rows, 3)), rng.standard_normal((rows, 4)), rng.uniform(-5, 4, rows))
+    fields = (means, rng.normal(-4, 0.7, (rows, scales)), rng.standard_normal((rows, 4)), rng.uniform(-5, 4, rows))
     gaussians = Gaussians(*(jnp.asarray(field, jnp.float32) for field in fields), jnp.zeros((rows, 3)),
                           jnp.zeros((rows, 15, 3)))
     camera = dataclasses.replace(cases.random_camera(rng, 640, 480), view=jnp.eye(4), intrinsics=jnp.asarray(
         [500.0, 500.0, 320.0, 240.0]))
     mu = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32), gaussians)
     nu = jax.tree.map(lambda m: jnp.asarray(rng.uniform(5, 50, m.shape), jnp.float32), mu)
-    rates = Gaussians(*map(jnp.float32, (4 * 1.6e-4, 5e-3, 1e-3, 2.5e-2, 2.5e-3, 1.25e-4)))
+    rates = Gaussians(*map(jnp.float32, (4 * 1.6e-4, 5e-3, 1e-3, opacity_rate, 2.5e-3, 1.25e-4)))
     bound = WORST[True, 1](AdamState(jnp.int32(1000), mu, nu), 1001, rates, STEPPED)
     alive = jnp.ones(rows, bool)
-    now, kept = cases.touched(PLAIN)(gaussians, camera, alive), cases.scope(PLAIN)(gaussians, bound, camera, alive)
+    return cases.touched(options)(gaussians, camera, alive), cases.scope(options)(gaussians, bound, camera, alive)
+
+
+def test_the_scope_of_a_trained_scenes_step_is_little_more_than_what_is_touched():
+    now, kept = trained_step(PLAIN, 3, 2.5e-2)
     assert np.all(kept[now])
-    assert 0.1 * rows < np.sum(now) < 0.4 * rows
+    assert 0.1 * now.size < np.sum(now) < 0.4 * now.size
     assert np.sum(kept) <= 1.05 * np.sum(now), np.sum(kept) / np.sum(now)

@@ -16,7 +16,7 @@ from splat.pipelines.gs2d_config import Gs2dConfig
 from splat.pipelines.gs3d import Gs3d
 from splat.pipelines.gs3d_config import Gs3dConfig
 from splat.pipelines.rows import only
-from tests.splat.test_gs3d import CAP, POINTS, points, same, view
+from tests.splat.test_gs3d import CAP, POINTS, Compiled, points, same, view
 
 ROOM = 4000  # tile-row pairs
 SHORT = {"densify_from": 10, "densify_every": 20, "densify_until": 90, "prune_opacity": 0.005, "reset_every": 50,
@@ -24,29 +24,9 @@ SHORT = {"densify_from": 10, "densify_every": 20, "densify_until": 90, "prune_op
          "distortion_weight": 10.0}
 
 
-class Compiled:
-    """The pipeline with the two programs the trainer makes of it."""
-
-    def __init__(self):
-        self.pipeline = Gs2d(Gs2dConfig.for_iterations(1000, **SHORT))
-        self.loss_and_grad = jax.jit(self.pipeline.loss_and_grad, static_argnums=3)
-        self.update = jax.jit(self.pipeline.update)
-
-    def start(self):
-        return self.pipeline.init(*points(), extent=1.0, seed=0)
-
-    def step(self, state, views, step):
-        grads, evidence = self.loss_and_grad(state, views, jnp.int32(step), ROOM)
-        assert not bool(evidence.overflow), int(evidence.pairs[0])
-        state = self.update(state, grads, evidence, jnp.int32(step))
-        for event in self.pipeline.events(step):
-            state = self.pipeline.apply_event(state, event, step)
-        return state, evidence
-
-
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
-    return Compiled()
+    return Compiled(Gs2d(Gs2dConfig.for_iterations(1000, **SHORT)), ROOM)
 
 
 def test_it_starts_with_random_disks_where_3dgs_starts_with_spheres():

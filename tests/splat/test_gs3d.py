@@ -39,8 +39,8 @@ def view(seed: int, width: int = 48, height: int = 32, masked: bool = False) -> 
 class Compiled:
     """A pipeline with the two programs the trainer makes of it."""
 
-    def __init__(self, **changes):
-        self.pipeline = Gs3d(Gs3dConfig.for_iterations(1000, **changes))
+    def __init__(self, pipeline, room=ROOM):
+        self.pipeline, self.room = pipeline, room
         self.loss_and_grad = jax.jit(self.pipeline.loss_and_grad, static_argnums=3)
         self.update = jax.jit(self.pipeline.update)
 
@@ -48,7 +48,7 @@ class Compiled:
         return self.pipeline.init(*points(), extent=1.0, seed=seed)
 
     def step(self, state, views, step):
-        grads, evidence = self.loss_and_grad(state, views, jnp.int32(step), ROOM)
+        grads, evidence = self.loss_and_grad(state, views, jnp.int32(step), self.room)
         assert not bool(evidence.overflow), int(evidence.pairs[0])
         state = self.update(state, grads, evidence, jnp.int32(step))
         for event in self.pipeline.events(step):
@@ -59,15 +59,9 @@ class Compiled:
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
     """One pipeline for most tests: its cap gives it one capacity, so that one program serves them all."""
-    return Compiled(
-        densify_from=10,
-        densify_every=20,
-        densify_until=90,
-        reset_every=50,
-        sh_every=25,
-        position_lr_start=1e-3,
-        cap=CAP,
-    )
+    return Compiled(Gs3d(Gs3dConfig.for_iterations(
+        1000, densify_from=10, densify_every=20, densify_until=90, reset_every=50, sh_every=25, position_lr_start=1e-3,
+        cap=CAP)))
 
 
 def same(first, second) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splat import RenderOptions
-from tests.splat.render_cases import ROOMY, named, program, random_inputs, random_weights, relative_error
+from tests.splat.render_cases import ROOMY, check_slopes, named, program, random_inputs, random_weights, relative_error
 
 F64 = jnp.float64
 
@@ -71,21 +71,8 @@ def test_gradients_equal_finite_differences(seed):
     with jax.enable_x64(True):
         inputs, alive = random_inputs(seed, F64, max_logit=2.0)
         weights, run = random_weights(seed, inputs.camera, F64), program("render", ROOMY, 3, True)
-        _, grads = run(inputs, alive, weights)
-        leaves, structure = jax.tree.flatten(inputs)
-        names, slopes = list(named(inputs)), jax.tree.leaves(grads)
-        assert {".camera.view", ".camera.intrinsics", ".background", ".probe"} < set(names)
-        rng = np.random.default_rng(seed)
-        for i, name in enumerate(names):
-            start = np.asarray(leaves[i])
-            direction = rng.standard_normal(start.shape)
-
-            def at(h, i=i, start=start, direction=direction):
-                moved = [*leaves[:i], jnp.asarray(start + h * direction), *leaves[i + 1:]]
-                return float(run(structure.unflatten(moved), alive, weights)[0][0])
-
-            slope = float(np.sum(np.asarray(slopes[i]) * direction))
-            assert abs((at(step) - at(-step)) / (2 * step) - slope) < 1e-5 * (1 + abs(slope)), name
+        assert {".camera.view", ".camera.intrinsics", ".background", ".probe"} < set(named(inputs))
+        check_slopes(run, inputs, (alive, weights), np.random.default_rng(seed), step=step, tolerance=1e-5)
 
 
 def test_the_capped_response_passes_its_gradient_straight_through():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ from hypothesis import strategies as st
 
 from splat import Gaussians
 from splat.gaussians import GEOMETRY_FIELDS
-from splat.optim import AdamState
 from tests.splat import bounds_cases as cases
 from tests.splat.bounds_cases import SURFELS
-from tests.splat.test_bounds import SEEDS, STEPPED, WORST, adversarial_step, escaped, random_moments
+from tests.splat.test_bounds import SEEDS, adversarial_step, escaped, random_moments, trained_step
 from tests.splat.test_bounds import scene as solid
 
 
@@ -76,20 +74,7 @@ def test_what_the_renderer_touches_after_any_step_was_in_the_scope_before(seed, 
 
 
 def test_the_scope_of_a_trained_scenes_step_is_little_more_than_what_is_touched():
-    """Sizes, rates and moments as in the middle of a training, extent 4; 20 % of the rows are in the image."""
-    rng, rows = np.random.default_rng(0), 20_000
-    means = rng.standard_normal((rows, 3)) * [4, 3, 3] + [0, 0, 4]
-    fields = (means, rng.normal(-4, 0.7, (rows, 2)), rng.standard_normal((rows, 4)), rng.uniform(-5, 4, rows))
-    gaussians = Gaussians(*(jnp.asarray(field, jnp.float32) for field in fields), jnp.zeros((rows, 3)),
-                          jnp.zeros((rows, 15, 3)))
-    camera = dataclasses.replace(cases.random_camera(rng, 640, 480), view=jnp.eye(4), intrinsics=jnp.asarray(
-        [500.0, 500.0, 320.0, 240.0]))
-    mu = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32), gaussians)
-    nu = jax.tree.map(lambda m: jnp.asarray(rng.uniform(5, 50, m.shape), jnp.float32), mu)
-    rates = Gaussians(*map(jnp.float32, (4 * 1.6e-4, 5e-3, 1e-3, 5e-2, 2.5e-3, 1.25e-4)))
-    bound = WORST[True, 1](AdamState(jnp.int32(1000), mu, nu), 1001, rates, STEPPED)
-    alive = jnp.ones(rows, bool)
-    now, kept = cases.touched(SURFELS)(gaussians, camera, alive), cases.scope(SURFELS)(gaussians, bound, camera, alive)
+    now, kept = trained_step(SURFELS, 2, 5e-2)
     assert np.all(kept[now])
-    assert 0.1 * rows < np.sum(now) < 0.4 * rows
+    assert 0.1 * now.size < np.sum(now) < 0.4 * now.size
     assert np.sum(kept) <= 1.06 * np.sum(now), np.sum(kept) / np.sum(now)

@@ -19,7 +19,7 @@ from splat import Camera, Gaussians
 from splat.surfel.options import SurfelOptions
 from splat.surfel.reference import surfel_ref
 from splat.surfel.render import render_surfels
-from tests.splat.render_cases import QUICK, Inputs, named, random_inputs
+from tests.splat.render_cases import QUICK, Inputs, check_slopes, named, random_inputs
 
 F64 = jnp.float64
 MAPS = ("image", "alpha", "normal", "depth", "median_depth", "distortion")
@@ -96,20 +96,7 @@ def test_gradients_equal_finite_differences(seed):
         inputs, alive, weights = surfels(seed, max_logit=2.0)
         weights["median_depth"] = jnp.zeros_like(weights["median_depth"])
         run = program(render_surfels)
-        _, grads = run(inputs, alive, weights)
-        leaves, structure = jax.tree.flatten(inputs)
-        names, slopes = list(named(inputs)), jax.tree.leaves(grads)
-        rng = np.random.default_rng(seed)
-        for i, name in enumerate(names):
-            start = np.asarray(leaves[i])
-            direction = rng.standard_normal(start.shape)
-
-            def at(h, i=i, start=start, direction=direction):
-                moved = [*leaves[:i], jnp.asarray(start + h * direction), *leaves[i + 1:]]
-                return float(run(structure.unflatten(moved), alive, weights)[0][0])
-
-            slope = float(np.sum(np.asarray(slopes[i]) * direction))
-            assert abs((at(step) - at(-step)) / (2 * step) - slope) < 1e-4 * (1 + abs(slope)), name
+        check_slopes(run, inputs, (alive, weights), np.random.default_rng(seed), step=step, tolerance=1e-4)
 
 
 def test_one_disk_seen_face_on():
