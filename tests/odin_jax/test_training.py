@@ -181,9 +181,9 @@ def test_eval_repeats_the_numbers_of_the_training(finished, capsys, monkeypatch)
 
 @pytest.mark.parametrize("what", ["test", "orbit", "path"])
 def test_renders_as_png_and_video(finished, tmp_path, what):
-    render.main(render.RenderConfig(finished, what, "png", tmp_path / "png", frames=3))
+    render.main(render.RenderConfig(finished, what, format="png", out=tmp_path / "png", frames=3))
     assert len(list((tmp_path / "png").glob("*.png"))) == (2 if what == "test" else 3)
-    render.main(render.RenderConfig(finished, what, "mp4", tmp_path / "film.mp4", frames=3))
+    render.main(render.RenderConfig(finished, what, out=tmp_path / "film.mp4", frames=3))
     assert b"ftyp" in (tmp_path / "film.mp4").read_bytes()[:64]
 
 
