@@ -61,9 +61,9 @@ def run(module: str, config_class: str, argv: Sequence[str], prog: str, *more: S
     import tyro
 
     script = importlib.import_module(module)
-    options: Any = tyro.cli(
-        getattr(script, config_class), args=list(argv), prog=prog, description=(script.__doc__ or "").strip()
-    )
+    defaults = {"default": script.defaults(argv)} if hasattr(script, "defaults") else {}
+    about = (script.__doc__ or "").strip()
+    options: Any = tyro.cli(getattr(script, config_class), args=list(argv), prog=prog, description=about, **defaults)
     return script.main(options, *more) or 0
 
 

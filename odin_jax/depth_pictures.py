@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +16,33 @@ from splat.cameras import Camera
 from splat.errors import UserError
 from splat.surfel.losses import surface_normals
 
+Drawn = Literal["colour", "depth", "normal"]
+SHOWN: tuple[Drawn, ...] = get_args(Drawn)
 RANGE = (2, 98)  # percentiles of the inverse depths of a view between which the colours change
 
 
-def painter_of(run: LoadedRun, show: str) -> Callable[[Camera], np.ndarray]:
-    """Camera → [H, W, 3] uint8 of "colour", "depth" or "normal".
+def painter_of(run: LoadedRun, show: Drawn) -> Callable[[Camera], np.ndarray]:
+    """Camera → [H, W, 3] uint8 of what is shown.
 
-    Raises UserError where the run's pipeline renders no depth.
+    Raises UserError for depth or normals where the run's pipeline renders no depth.
     """
     if show == "colour":
         return Painter(run.pipeline, run.gaussians, run.backdrop())
-    drawer = Drawer(surface_of(run), run.gaussians, run.backdrop())
-    paint = depth_picture if show == "depth" else normal_picture
-    return lambda camera: paint(drawer(camera)[1], camera)
+    drawer = surface_drawer(run)
+    return lambda camera: painted(drawer(camera)[1], camera, show)
 
 
-def surface_of(run: LoadedRun) -> Callable[..., tuple[jax.Array, ...]]:
-    """``surface`` of the run's pipeline: image and depth of exported rows. Raises UserError where it has none."""
+def surface_drawer(run: LoadedRun) -> Drawer:
+    """Camera → image and depth of the run's rows. Raises UserError where its pipeline renders no depth."""
     surface = getattr(run.pipeline, "surface", None)
     if surface is None:
         raise UserError(f"{run.folder.path}: the pipeline {run.config.pipeline} renders no depth")
-    return surface
+    return Drawer(surface, run.gaussians, run.backdrop())
+
+
+def painted(depth: jax.Array, camera: Camera, show: Drawn) -> np.ndarray:
+    """[H, W, 3] uint8: a depth map [H, W] as depths or as normals."""
+    return depth_picture(depth, camera) if show == "depth" else normal_picture(depth, camera)
 
 
 def depth_picture(depth: jax.Array, camera: Camera) -> np.ndarray:

@@ -32,9 +32,6 @@ def engine_of(config: TrainConfig, scene: Scene, pipeline: Any, position: Positi
     if config.batch % ranks.count:
         raise UserError(f"--batch {config.batch} cannot be shared by {ranks.count} ranks: give a multiple of "
                         f"{ranks.count}, or fewer processes or devices")
-    if getattr(pipeline, "one_device", False):
-        raise UserError(f"pipeline {pipeline.name} trains on one device only for now, without --path, --plan and "
-                        "--ablate: on several its bits are not yet those of synchronised training")
     missing = [name for name in ROW_HOOKS if not callable(getattr(pipeline, name, None))]
     if missing:
         raise UserError(f"pipeline {pipeline.name} trains on one device only: it has no {missing[0]}() "

@@ -20,7 +20,7 @@ from splat.errors import UserError
 from splat.io.files import atomic_write
 
 # Fields that say how a run is watched or where it goes, not what it computes.
-FREE_FIELDS = ("out", "resume", "checkpoint_every", "keep_checkpoints", "log_every", "image_every",
+FREE_FIELDS = ("out", "config", "resume", "checkpoint_every", "keep_checkpoints", "log_every", "image_every",
                "photo_cache_mb", "lpips", "tensorboard", "cache_dir", "executor", "hosts_from", "coordinator",
                "num_processes", "process_id", "devices")
 OUTPUTS = ("record.json", "point_cloud.ply", "checkpoints", "cameras.json", "renders")

@@ -21,6 +21,7 @@ class TrainConfig:
 
     scene: Path  # capture: a COLMAP folder, transforms.json, a Blender folder or an .npz
     out: Path  # folder for the results; continued when it holds this run
+    config: Path | None = None  # TOML file of options (configs/ has presets); what the command line gives wins
     pipeline: str = "3dgs"  # 3dgs, 2dgs, taming, dash, or package.module:factory for a pipeline from elsewhere
     iterations: int = 30_000  # optimizer steps
     downscale: float = 1  # divide the photos' sides by this
@@ -74,6 +75,7 @@ KINDS = {"gs3d": Gs3dConfig, "gs2d": Gs2dConfig, "taming": TamingConfig, "dash":
 AT_LEAST = {"iterations": 1, "batch": 1, "cap": 1, "seed": 0, "test_every": 0, "max_points": 1,
             "checkpoint_every": 1, "keep_checkpoints": 1, "log_every": 1, "image_every": 0,
             "photo_cache_mb": 1, "regions": 1, "devices": 1}
+PATHS = ("scene", "out", "config", "cache_dir", "plan")  # fields that are paths
 SEEDS = 2**32  # a pipeline may keep the seed as uint32
 SHARED = ("iterations", "batch", "cap")  # fields of the pipeline that the run's own fields decide
 
@@ -132,8 +134,7 @@ def from_json(values: dict[str, Any], where: Path) -> TrainConfig:
             f"{where}: unknown field {unknown[0]!r}; it was written by another version of this program"
         )
     try:
-        paths: dict[str, Any] = {name: Path(values[name]) for name in ("scene", "out")}
-        paths.update({name: Path(values[name]) if values.get(name) else None for name in ("cache_dir", "plan")})
+        paths: dict[str, Any] = {name: Path(values[name]) if values.get(name) else None for name in PATHS}
         options: dict[str, Any] = {name: kind(**values.get(name, {})) for name, kind in KINDS.items()}
         rest = {name: value for name, value in values.items() if name not in (*options, "ablate", *paths)}
         config = TrainConfig(**paths, **options, ablate=tuple(values.get("ablate", ())), **rest)

@@ -9,8 +9,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from odin_jax.depth_pictures import surface_of
-from odin_jax.evaluate import Drawer
+from odin_jax.depth_pictures import surface_drawer
 from odin_jax.loaded import open_run
 from splat.errors import UserError
 from splat.fusion import empty_volume, integrate, surface
@@ -43,7 +42,7 @@ def main(config: MeshConfig) -> None:
     cameras = run.cameras("train")
     if not cameras:
         raise UserError(f"{run.folder.cameras} lists no training camera; train again")
-    drawer = Drawer(surface_of(run), run.gaussians, run.backdrop())
+    drawer = surface_drawer(run)
     volume = empty_volume(*box(run.gaussians, config.share), config.resolution)
     for _, camera in cameras:
         image, depth = drawer(camera)

@@ -15,7 +15,7 @@ import tyro
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from odin_jax import paths
-from odin_jax.depth_pictures import painter_of
+from odin_jax.depth_pictures import Drawn, painter_of
 from odin_jax.evaluate import write_png
 from odin_jax.loaded import LoadedRun, open_run
 from splat.cameras import Camera
@@ -28,7 +28,7 @@ class RenderConfig:
 
     dir: Annotated[Path, tyro.conf.Positional]  # folder written by `odin train --out`
     what: Literal["test", "orbit", "path"] = "orbit"  # which cameras
-    show: Literal["colour", "depth", "normal"] = "colour"  # colours, near (red) to far (blue), or where surfaces face
+    show: Drawn = "colour"  # colours, near (red) to far (blue), or where surfaces face
     format: Literal["mp4", "png"] = "mp4"  # one video, or one PNG per frame
     out: Path | None = None  # file (mp4) or folder (png); None: DIR/WHAT.mp4 or DIR/WHAT
     frames: int = 120  # length of an orbit or path, frames

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from odin_jax.config_file import defaults
 from odin_jax.record import Clock
 from odin_jax.session import train
 from odin_jax.train_config import TrainConfig
 
-__all__ = ["TrainConfig", "main"]
+__all__ = ["TrainConfig", "defaults", "main"]
 
 
 def main(config: TrainConfig) -> int:

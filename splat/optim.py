@@ -8,8 +8,10 @@ arguments:
 * ``stepped``: a ``Gaussians`` of boolean scalars; a field that is not stepped keeps its rows and moments
   bit for bit;
 * ``visible`` [N] bool: the rows that took part (used by the sparse form only);
-* ``count`` [] int32, where an update is made in parts: the count after the step. Left out, it is the state's own plus
-  one if any field is stepped.
+* ``count`` [] int32 and ``corrections`` [2] float, where an update is made in parts: the count after the step, and
+  ``bias_corrections`` of it (used by the dense form only). Left out, the count is the state's own plus one if any field
+  is stepped. They are computed once for all parts: in the program of a part, XLA would divide by such a number or
+  multiply with its reciprocal, depending on how many fields use it.
 """
 
 from __future__ import annotations
@@ -56,15 +58,17 @@ def dense_adam(batch: int = 1) -> optax.GradientTransformationExtraArgs:
         learning_rates: Gaussians,
         stepped: Gaussians,
         count: jax.Array | None = None,
+        corrections: jax.Array | None = None,
         **_: object,
     ) -> tuple[Gaussians, AdamState]:
         count = next_count(state.count, stepped) if count is None else count
-        exponent = jnp.maximum(count, 1).astype(jax.tree.leaves(updates)[0].dtype)
-        correction1, correction2 = (-jnp.expm1(exponent * math.log(beta)) for beta in (beta1, beta2))
+        if corrections is None:
+            corrections = bias_corrections(count, batch, jax.tree.leaves(updates)[0].dtype)
+        correction1, correction2 = corrections
 
         def field(g: jax.Array, mu: jax.Array, nu: jax.Array, rate: jax.Array, on: jax.Array):
             mu_new, nu_new = _moments(g, mu, nu, beta1, beta2)
-            delta = -(rate / correction1) * mu_new / (jnp.sqrt(nu_new) / jnp.sqrt(correction2) + epsilon)
+            delta = -(rate * correction1) * mu_new / (jnp.sqrt(nu_new * correction2) + epsilon)
             return _where(on, delta, jnp.zeros_like(delta)), _where(on, mu_new, mu), _where(on, nu_new, nu)
 
         return _apply(field, count, updates, state, learning_rates, stepped)
@@ -112,6 +116,12 @@ def next_count(count: jax.Array, stepped: Gaussians) -> jax.Array:
     return count + jnp.any(jnp.stack(jax.tree.leaves(stepped))).astype(jnp.int32)
 
 
+def bias_corrections(count: jax.Array | int, batch: int = 1, dtype: Any = jnp.float32) -> jax.Array:
+    """[2] factors 1/(1 − β^count) of both moments, 0 steps taken as 1; ``batch`` as in ``dense_adam``."""
+    exponent = jnp.maximum(count, 1).astype(dtype)
+    return jnp.stack([-1 / jnp.expm1(exponent * (batch * math.log(beta))) for beta in (BETA1, BETA2)])
+
+
 def worst_step(
     state: AdamState,
     count: jax.Array | int,
@@ -138,9 +148,7 @@ def worst_step(
     """
     beta1, beta2, epsilon = BETA1**batch, BETA2**batch, EPSILON / batch**0.5
     dtype = state.mu.means.dtype
-    exponent = jnp.maximum(count, 1).astype(dtype)
-    one = jnp.ones((), dtype)
-    c1, c2 = (-jnp.expm1(exponent * math.log(b)) if bias_corrected else one for b in (beta1, beta2))
+    c1, c2 = 1 / bias_corrections(count, batch, dtype) if bias_corrected else jnp.ones(2, dtype)
     new = c2 * ((1 - beta1) ** 2 / (1 - beta2))
     lost = (1 - beta1) / epsilon * math.sqrt(float(jnp.finfo(dtype).tiny) / (1 - beta2))
 
@@ -163,7 +171,10 @@ def _init(params: Any) -> AdamState:
 def _moments(
     g: jax.Array, mu: jax.Array, nu: jax.Array, beta1: float, beta2: float
 ) -> tuple[jax.Array, jax.Array]:
-    return beta1 * mu + (1 - beta1) * g, beta2 * nu + (1 - beta2) * g * g
+    """New moments. No sum here or in a step has two products, nor a product that something else uses: compilers may
+    contract either, and would choose by what else is in the program.
+    """
+    return mu + (1 - beta1) * (g - mu), nu + (1 - beta2) * (g * g - nu)
 
 
 def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:

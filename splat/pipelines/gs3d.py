@@ -28,7 +28,7 @@ from splat.pipelines import state as states
 from splat.pipelines import unit
 from splat.pipelines.gs3d_config import Gs3dConfig
 from splat.pipelines.protocol import Evidence, View
-from splat.pipelines.rows import Rows, StepInputs, only, present
+from splat.pipelines.rows import AdamInputs, Rows, only, present
 from splat.pipelines.state import SplatState
 from splat.render import bin_view, count_pairs, render
 from splat.sh import C0
@@ -127,23 +127,27 @@ class Gs3d:
         )
         return replace(state, stats=stats)
 
-    def step_inputs(self, state: SplatState, step: jax.Array) -> StepInputs:
-        """Count, rates and stepped fields of the optimizer step ``step``."""
+    def step_inputs(self, state: SplatState, step: jax.Array) -> AdamInputs:
+        """Count, rates, stepped fields and bias corrections of the optimizer step ``step``."""
         stepped = self.stepped(step)
         count = optim.next_count(state.optimizer.count, stepped)
-        return StepInputs(count, self.learning_rates(step, state.extent), stepped)
+        return AdamInputs(count, self.learning_rates(step, state.extent), stepped, self.corrections(count))
+
+    def corrections(self, count: jax.Array) -> jax.Array:
+        """[2] bias corrections of the step that ``count`` numbers."""
+        return optim.bias_corrections(count, self._batch)
 
     def rows(self, state: SplatState) -> Rows:
         """Parameters and moments."""
         return Rows(state.gaussians, state.optimizer.mu, state.optimizer.nu)
 
-    def with_rows(self, state: SplatState, rows: Rows, inputs: StepInputs) -> SplatState:
+    def with_rows(self, state: SplatState, rows: Rows, inputs: AdamInputs) -> SplatState:
         """The state after the optimizer step that gave ``rows``."""
         return replace(
             state, gaussians=rows.params, optimizer=optim.AdamState(inputs.count, rows.mu, rows.nu)
         )
 
-    def step_rows(self, rows: Rows, grads: Any, visible: jax.Array, inputs: StepInputs) -> Rows:
+    def step_rows(self, rows: Rows, grads: Any, visible: jax.Array, inputs: AdamInputs) -> Rows:
         """One optimizer step of the given rows [M] and of the fields that they have; ``visible`` [M] bool."""
         fields = present(grads)
         updates, after = self._optimizer.update(
@@ -154,6 +158,7 @@ class Gs3d:
             stepped=only(inputs.stepped, fields),
             visible=visible,
             count=inputs.count,
+            corrections=inputs.corrections,
         )
         return Rows(jax.tree.map(jnp.add, rows.params, updates), after.mu, after.nu)
 

@@ -32,6 +32,13 @@ class StepInputs:
     stepped: Any  # [] bool per field: whether it is stepped at all
 
 
+@struct.dataclass
+class AdamInputs(StepInputs):
+    """What a step of Adam needs."""
+
+    corrections: jax.Array  # [2] float32, see ``splat.optim.bias_corrections``
+
+
 def only(tree: Any, fields: tuple[str, ...]) -> Any:
     """The dataclass (or ``Rows`` of such) with all fields but ``fields`` None."""
     if isinstance(tree, Rows):

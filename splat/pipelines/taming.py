@@ -35,7 +35,7 @@ from splat.gaussians import FIELDS, Gaussians
 from splat.pipelines import state as states
 from splat.pipelines.gs3d import SH_REST, Gs3d
 from splat.pipelines.protocol import Evidence, View
-from splat.pipelines.rows import Rows, StepInputs, merged, only, present, with_more
+from splat.pipelines.rows import AdamInputs, Rows, merged, only, present, with_more
 from splat.pipelines.state import SplatState
 from splat.pipelines.taming_config import TamingConfig
 from splat.taming import choice
@@ -76,10 +76,11 @@ class TamingEvidence(Evidence):
 
 
 @struct.dataclass
-class Inputs(StepInputs):
-    """What a step needs with a second Adam; ``count`` is that of the first."""
+class Inputs(AdamInputs):
+    """What a step needs with a second Adam; ``count`` and ``corrections`` are those of the first."""
 
     sh_count: jax.Array  # [] int32 steps of ``sh_rest`` after this one
+    sh_corrections: jax.Array  # [2] float32
 
 
 class Taming(Gs3d):
@@ -87,7 +88,6 @@ class Taming(Gs3d):
 
     name = "taming"
     local_fields = ("stats", "sh_sum")
-    one_device = True  # quality-first differs from synchronised training in the last bits
 
     def __init__(self, config: TamingConfig, views: int = 0):
         """``views``: how many training views there are, as ``survey`` finds out."""
@@ -134,7 +134,8 @@ class Taming(Gs3d):
         """As for 3DGS, with a count for each Adam."""
         both = super().step_inputs(state, step)
         first = optim.next_count(state.optimizer.count, replace(both.stepped, sh_rest=None))
-        return Inputs(first, both.rates, both.stepped, state.sh_count + both.stepped.sh_rest.astype(jnp.int32))
+        second = state.sh_count + both.stepped.sh_rest.astype(jnp.int32)
+        return Inputs(first, both.rates, both.stepped, self.corrections(first), second, self.corrections(second))
 
     def with_rows(self, state: TamingState, rows: Rows, inputs: Inputs) -> TamingState:
         """The state after the optimizer step that gave ``rows``."""
@@ -148,7 +149,7 @@ class Taming(Gs3d):
             return super().step_rows(rows, grads, visible, inputs)
         seen = visible | jnp.any(grads.sh_rest != 0, axis=(1, 2))
         colours = super().step_rows(only(rows, (SH,)), only(grads, (SH,)), seen,
-                                    replace(inputs, count=inputs.sh_count))
+                                    replace(inputs, count=inputs.sh_count, corrections=inputs.sh_corrections))
         if not others:
             return colours
         return merged(colours, super().step_rows(only(rows, others), only(grads, others), visible, inputs))

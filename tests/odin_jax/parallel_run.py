@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from odin_jax import placement, publish
+from odin_jax import hooks, placement, publish
 from odin_jax.admission import Admission
 from odin_jax.checkpoint import named_leaves
 from odin_jax.executor import Programs, Unit
@@ -37,6 +37,7 @@ from splat.cameras import Camera
 from splat.pipelines.gs2d import Gs2d, Gs2dConfig
 from splat.pipelines.gs3d import Gs3d, Gs3dConfig
 from splat.pipelines.protocol import View
+from splat.pipelines.taming import Taming, TamingConfig
 
 SIZE = (48, 32)  # pixels
 ROOM = 3000  # tile-row pairs
@@ -70,7 +71,9 @@ class ShortSighted(Gs3d):
 
 PIPELINES = {"3dgs": (Gs3d, Gs3dConfig, {}), "short-sighted": (ShortSighted, Gs3dConfig, {}),
              "2dgs": (Gs2d, Gs2dConfig, {"prune_opacity": 0.005, "normal_from": 15, "distortion_from": 5,
-                                         "distortion_weight": 10.0})}
+                                         "distortion_weight": 10.0}),
+             "taming": (Taming, TamingConfig, {"mode": "final_count", "budget": 700, "densify_until": 50,
+                                               "sh_rest_every": 4, "score_views": 3, "grad_threshold": 1e-7})}
 
 
 def points(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -96,12 +99,13 @@ def view(seed: int) -> View:
 def programs_of(ranks: Ranks, optimizer: str, exchange: str, name: str) -> Programs:
     """The programs of several cases, compiled once; ``name`` of ``PIPELINES``."""
     kind, config_kind, changes = PIPELINES[name]
-    config = config_kind.for_iterations(
-        1000, densify_from=10, densify_every=20, densify_until=190, reset_every=50, sh_every=25,
-        position_lr_start=1e-3, cap=CAP, optimizer=optimizer, batch=max(2, ranks.count),
-        **changes,
-    )
+    config = config_kind.for_iterations(1000, **{
+        "densify_from": 10, "densify_every": 20, "densify_until": 190, "reset_every": 50, "sh_every": 25,
+        "position_lr_start": 1e-3, "cap": CAP, "optimizer": optimizer, "batch": max(2, ranks.count), **changes,
+    })
     pipeline = kind(config)
+    if hasattr(pipeline, "survey"):
+        pipeline = pipeline.with_survey({"views": VIEWS})
     return Programs(ranks, pipeline, exchange, placement.kinds(pipeline, pipeline.init(*points(), extent=1.0, seed=0)))
 
 
@@ -128,7 +132,8 @@ def run(ranks: Ranks, case: Case) -> dict[str, object]:
             windows.append(runtime.drain())
             state = placement.one_device(ranks, pipeline, runtime.now.state)
             for event in pipeline.events(step):
-                state = pipeline.apply_event(state, event, step)
+                seen = [photos[at] for at in hooks.event_views(pipeline, event, step, state)]
+                state = pipeline.apply_event(state, event, step, seen)
             runtime.restructure(placement.place(ranks, pipeline, state))
     windows = [window for window in (*windows, runtime.drain()) if window]
     executor.close()

@@ -57,8 +57,9 @@ def test_quality_first_is_synchronised_training_bit_for_bit(ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_surfels_are_trained_bit_for_bit_through_structural_events(ranks):
-    sync, quality = run(ranks, {"path": "sync", "pipeline": "2dgs"}, {"pipeline": "2dgs"})
+@pytest.mark.parametrize("pipeline", ["2dgs", "taming"])
+def test_other_pipelines_are_trained_bit_for_bit_through_structural_events(ranks, pipeline):
+    sync, quality = run(ranks, {"path": "sync", "pipeline": pipeline}, {"pipeline": pipeline})
     assert quality["bits"] == sync["bits"] and not quality["violations"]
     assert quality["structural"] > 3 and quality["alive"] != 500
     assert quality["actions"]["partial"] > 5
