@@ -24,6 +24,7 @@ from odin_jax.stages import Produced, Word
 from splat.apart import apart
 
 GRAIN = 2  # lengths of row lists to a doubling
+SPARE = 2.0  # a program that is there is used for lists that together are so many times shorter
 
 
 class _Running(NamedTuple):
@@ -45,6 +46,7 @@ class Fused:
         self._pipeline: Any = programs.pipeline
         self._running: _Running | None = None
         self._seconds = 0.0
+        self._lengths: dict[Any, list[tuple[int, ...]]] = {}  # of the lists that programs were made for
 
     def start(self, state: Any, unit: Unit) -> None:
         started = time.perf_counter()
@@ -53,7 +55,8 @@ class Fused:
 
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         started = time.perf_counter()
-        urgent, rest = (self._list(pending, count) for count in (pending.urgent_count, pending.rest_count))
+        key = ("window", self._room(unit), pending.fields)
+        urgent, rest = self._lists(key, pending, pending.urgent_count, pending.rest_count)
         geometry, colour = self._programs.groups(pending.fields)
         self._count(pending, "urgent geometry", geometry, urgent)
         self._count(pending, "urgent colour", colour, urgent)
@@ -65,7 +68,7 @@ class Fused:
 
     def publish(self, state: Any, pending: Publication) -> Any:
         start = time.perf_counter()
-        room = self._list(pending, pending.rest_count)
+        (room,) = self._lists(("whole", pending.fields), pending, pending.rest_count)
         self._count(pending, "whole", pending.fields, room)
         state = jax.block_until_ready(self._whole(room, pending.fields)(
             state, pending.produced.grads, pending.active, pending.visible, pending.inputs))
@@ -102,11 +105,25 @@ class Fused:
     def _room(self, unit: Unit) -> int:
         return self._rooms.rooms[unit.size]
 
-    def _list(self, pending: Publication, rows: int) -> int:
-        """Static length of a list; a window's program is long to compile, so there are few. 0: nothing to exchange."""
+    def _lists(self, key: Any, pending: Publication, *rows: int) -> tuple[int, ...]:
+        """Static lengths for lists of so many rows; 0: nothing to exchange.
+
+        A window's program is long to compile, so one that is there is taken as long as at most ``SPARE`` times as much
+        travels as with lengths made to measure, and a new one is made for the longest lists so far. All processes
+        count the same rows, so they choose alike.
+        """
         if not pending.fields:
-            return 0
-        return room_for(rows, 8 * pending.active.size, GRAIN)
+            return (0,) * len(rows)
+        fitting = tuple(room_for(count, 8 * pending.active.size, GRAIN) for count in rows)
+        made = self._lengths.setdefault((key, tuple(room > 0 for room in fitting)), [])
+        most = SPARE * sum(fitting)
+        enough = [lengths for lengths in made if sum(lengths) <= most and all(
+            room >= least for room, least in zip(lengths, fitting, strict=True))]
+        if enough:
+            return min(enough, key=sum)
+        longest = tuple(map(max, zip(fitting, *made, strict=True)))
+        made.append(longest if sum(longest) <= most else fitting)
+        return made[-1]
 
     def _count(self, pending: Publication, name: str, fields: tuple[str, ...], room: int) -> None:
         self.times.add_sent(name, self._programs.bytes_of(pending.produced.grads, fields, room))

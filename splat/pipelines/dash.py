@@ -73,13 +73,17 @@ class Dash(Gs3d):
                          momentum=jnp.int32(self.config.start_momentum * rows))
 
     def scale(self, step: int) -> int:
-        """⌊s⌋ of the schedule at the last densification before unit ``step``; 1 after the last one."""
+        """⌊s⌋ of the schedule at the last densification before unit ``step``; 1 after the last one.
+
+        With ``powers_of_two`` it is the largest of those that is not above ⌊s⌋.
+        """
         config = self.config
         if step >= config.densify_until:
             return 1
         last = (step - 1) // config.densify_every * config.densify_every
         at = last if last > config.densify_from else 0
-        return int(self.resolutions.scale(at, config.densify_until))
+        scale = int(self.resolutions.scale(at, config.densify_until))
+        return 1 << scale.bit_length() - 1 if config.powers_of_two else scale
 
     def due(self, step: int) -> dict[str, bool]:
         """The events of 3DGS, and "resolution" where the next unit has another scale."""

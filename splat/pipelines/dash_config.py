@@ -21,6 +21,7 @@ class DashConfig(Gs3dConfig):
     max_scale: int = 8  # photos are never made smaller than by this factor
     start_energy: float = 0.25  # least share of a photo's |FFT| that training starts with
     levels: int = 32  # resolution levels, of equal steps of |FFT|
+    powers_of_two: bool = False  # train at scales 1, 2, 4 and 8 only, the next finer ones: fewer programs to compile
     max_rows: int | None = None  # budget of rows, fixed; None: by momentum
     start_momentum: float = 5.0  # rows that the budget first allows beyond the first rows, in units of those
     momentum: float = 0.98  # share of the momentum that a densification keeps

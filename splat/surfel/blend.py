@@ -87,6 +87,19 @@ def _table(geometry: jax.Array, features: jax.Array) -> jax.Array:
     return jnp.pad(jnp.concatenate([geometry, features], -1), ((0, 1), (0, 0)))
 
 
+class _Sums(NamedTuple):
+    """What the forward walk of a group carries."""
+
+    trans: jax.Array  # [G, P] transmittance in front of the row
+    features: jax.Array  # [G, 6, P] Σ w·feature
+    depth: jax.Array  # [G, P] Σ w·depth
+    first: jax.Array  # [G, P] Σ w·I
+    second: jax.Array  # [G, P] Σ w·I²
+    alpha: jax.Array  # [G, P] Σ w
+    median: jax.Array  # [G, P] median depth
+    slot: jax.Array  # [G, P] list slot of the hit whose depth that is, −1 for none
+
+
 def _forward(geometry: jax.Array, features: jax.Array, lists: TileLists, width: int, height: int,
              near: float) -> tuple[jax.Array, jax.Array]:
     """[H, W, 11] maps and [tiles + 1, P] list slot of the hit whose depth is the median, −1 for none."""
@@ -94,37 +107,35 @@ def _forward(geometry: jax.Array, features: jax.Array, lists: TileLists, width: 
     table, dtype = _table(geometry, features), features.dtype
     groups, size = grouped(lists, grid, shape)
 
-    def blend_row(carry, row):
-        trans, maps, median = carry
+    def blend_row(sums: _Sums, row: tuple[jax.Array, ...]) -> tuple[_Sums, None]:
         raw, inverse, value, slot = row
         alpha = capped(raw)
-        after = trans * (1 - alpha)
-        weight = jnp.where(after >= MIN_TRANSMITTANCE, alpha * trans, 0)
-        depth = 1 / inverse
-        of_ray = jnp.stack([depth, inverse, inverse * inverse, jnp.ones_like(depth)], 1)
-        is_median = (weight > 0) & (trans > MEDIAN)
-        values = jnp.concatenate([jnp.broadcast_to(value[:, :, None], (*value.shape, pixels)), of_ray], 1)
-        sums = maps[:, :-1] + weight[:, None] * values
-        maps = jnp.concatenate([sums, jnp.where(is_median, depth, maps[:, -1])[:, None]], 1)
-        return (after, maps, jnp.where(is_median, slot[:, None], median)), None
+        after = sums.trans * (1 - alpha)
+        weight = jnp.where(after >= MIN_TRANSMITTANCE, alpha * sums.trans, 0)
+        depth, first = 1 / inverse, weight * inverse
+        is_median = (weight > 0) & (sums.trans > MEDIAN)
+        return _Sums(after, sums.features + weight[:, None] * value[:, :, None], sums.depth + weight * depth,
+                     sums.first + first, sums.second + first * inverse, sums.alpha + weight,
+                     jnp.where(is_median, depth, sums.median), jnp.where(is_median, slot[:, None], sums.slot)), None
 
     def one_group(index, out):
         group = group_of(lists, grid, groups[index], dtype)
 
         def step(carry):
-            k, trans, maps, median = carry
+            k, sums = carry
             index, used = chunk_rows(lists, group, k, shape.chunk)
             rows = table.at[index].get(mode="promise_in_bounds")
             hits = _hits(_planes(rows[..., :N_GEOMETRY], group.centre, used), grid.side, near)
             slots = group.begin + k * shape.chunk + jnp.arange(shape.chunk, dtype=jnp.int32)[:, None]
-            carry, _ = jax.lax.scan(blend_row, (trans, maps, median),
-                                    (hits.raw, hits.inverse, rows[..., N_GEOMETRY:], slots))
-            return k + 1, *carry
+            sums, _ = jax.lax.scan(blend_row, sums, (hits.raw, hits.inverse, rows[..., N_GEOMETRY:], slots))
+            return k + 1, sums
 
-        start = (jnp.int32(0), jnp.ones((size, pixels), dtype), jnp.zeros((size, N_MAPS, pixels), dtype),
-                 jnp.full((size, pixels), -1, jnp.int32))
-        _, _, maps, median = jax.lax.while_loop(lambda c: more(group, c[0], shape.chunk, c[1]), step, start)
-        return out[0].at[group.tiles].set(maps), out[1].at[group.tiles].set(median)
+        nothing = jnp.zeros((size, pixels), dtype)
+        start = _Sums(nothing + 1, jnp.zeros((size, N_FEATURES, pixels), dtype), nothing, nothing, nothing, nothing,
+                      nothing, jnp.full((size, pixels), -1, jnp.int32))
+        _, sums = jax.lax.while_loop(lambda c: more(group, c[0], shape.chunk, c[1].trans), step, (jnp.int32(0), start))
+        maps = jnp.concatenate([sums.features, jnp.stack(sums[2:7], 1)], 1)
+        return out[0].at[group.tiles].set(maps), out[1].at[group.tiles].set(sums.slot)
 
     start = jnp.zeros((grid.count + 1, N_MAPS, pixels), dtype), jnp.full((grid.count + 1, pixels), -1, jnp.int32)
     maps, median = jax.lax.fori_loop(0, groups.shape[0], one_group, start)

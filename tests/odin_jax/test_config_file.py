@@ -18,7 +18,8 @@ PUBLISHED, SHORT = (sorted(folder.glob("*.toml")) for folder in (CONFIGS, CONFIG
 TABLE = {"3dgs": (0.025, 1.25e-4, 15_000, 100, 0.005), "2dgs": (0.05, 1.25e-4, 15_000, 100, 0.05),
          "taming-budget": (0.025, 2.5e-4, 15_000, 500, 0.005), "taming-big": (0.025, 2.5e-4, 15_000, 100, 0.005),
          "dash": (0.025, 1.25e-4, 27_000, 100, 0.005), "dash-fast": (0.025, 1.25e-4, 27_000, 100, 0.005)}
-CHANGES = {"2dgs": {}, "3dgs": {}, "dash": {}, "taming": {"mode": "final_count", "budget": 20_000.0}}
+CHANGES = {"2dgs": {}, "3dgs": {}, "dash": {"growth_limit": 20_000, "powers_of_two": True},
+           "taming": {"mode": "final_count", "budget": 20_000.0, "sh_rest_every": 4}}
 
 
 def read(tmp_path, text, *argv):

@@ -88,6 +88,9 @@ def test_scales_never_rise_and_end_at_one(shots):
     assert all(1 <= scale <= 8 for scale in scales)
     pipeline = Dash(DashConfig.for_iterations(2000), found)
     used = [pipeline.scale(step) for step in range(1, 2001)]
+    powers = Dash(replace(pipeline.config, powers_of_two=True), found)
+    coarse = [powers.scale(step) for step in range(1, 2001)]
+    assert set(coarse) <= {1, 2, 4, 8} and all(few <= scale < 2 * few for few, scale in zip(coarse, used, strict=True))
     assert used == sorted(used, reverse=True) and used[-1] == 1 and len(set(used)) <= 8
     for step in range(1, 2000):
         assert ("resolution" in pipeline.events(step)) == (used[step] != used[step - 1])

@@ -167,7 +167,8 @@ def test_a_short_schedule_is_complete_and_a_long_one_published(iterations):
     else:
         assert config.densify_every >= 50 and config.sh_every * 3 <= max(iterations, 3)
     if iterations >= 2000:
-        events = {event for step in range(1, iterations + 1) for event in Gs3d(config).events(step)}
+        pipeline = Gs3d(config)
+        events = {event for step in range(1, iterations + 1) for event in pipeline.events(step)}
         assert {"densify", "sh_degree"} <= events
 
 
