@@ -71,13 +71,13 @@ def evaluate(
     Where a photo has a mask, both are darkened by it first, so that only what counts is compared. With a
     folder, ``FOLDER/NAME.png`` shows photo and render beside each other.
     """
-    rows = []
+    rows, names = [], [photo.name for photo in scene.photos]
     for index in indices:
         photo = scene.photos[index]
         truth, mask = load_photo(scene, index)
         image = painter(camera_of(photo))
         if folder is not None:
-            write_png(folder / png_name(scene, index), side_by_side(truth, image))
+            write_png(folder / png_name(photo.name, names), side_by_side(truth, image))
         if mask is not None:
             truth, image = _masked(truth, mask), _masked(image, mask)
         row: dict[str, Any] = {
@@ -93,13 +93,11 @@ def evaluate(
     return rows
 
 
-def png_name(scene: Scene, index: int) -> str:
-    """The photo's name with the ending .png, appended where replacing would make two names one."""
-    name = PurePosixPath(scene.photos[index].name)
-    twins = [
-        photo for photo in scene.photos if PurePosixPath(photo.name).with_suffix("") == name.with_suffix("")
-    ]
-    return f"{name}.png" if len(twins) > 1 else name.with_suffix(".png").as_posix()
+def png_name(name: str, names: Iterable[str]) -> str:
+    """A photo's name with the ending .png, appended where replacing would make two of the ``names`` one."""
+    stem = PurePosixPath(name).with_suffix("")
+    twins = [other for other in names if PurePosixPath(other).with_suffix("") == stem]
+    return f"{name}.png" if len(twins) > 1 else f"{stem}.png"
 
 
 def side_by_side(truth: np.ndarray, image: np.ndarray) -> np.ndarray:

@@ -10,6 +10,9 @@ from scipy.spatial.transform import Rotation, Slerp
 
 from splat.cameras import Camera
 
+ONE_WAY = 0.9  # length of the mean viewing axis above which cameras look much the same way
+TILT = 0.3  # radius of the circle in front of such cameras, share of the distance
+
 
 def look_at(eye: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray:
     """[4, 4] world → camera (x right, y down, z forward) at ``eye``, looking at ``target``."""
@@ -33,8 +36,14 @@ def focus(cameras: Sequence[Camera]) -> np.ndarray:
     return np.linalg.solve(system, np.einsum("nij,nj->i", planes, centres))
 
 
-def orbit(cameras: Sequence[Camera], frames: int) -> list[Camera]:
-    """A circle around the focus at the cameras' median height and distance, with the first camera's lens."""
+def orbit(cameras: Sequence[Camera], frames: int, points: np.ndarray) -> list[Camera]:
+    """A circle around the focus at the cameras' median height and distance, with the first camera's lens.
+
+    Where all cameras look much the same way, as from a plane, there is no going around: the circle then lies in front
+    of the middle of what they see, ``TILT`` of its distance wide. ``points`` [n, 3]: of the scene.
+    """
+    if np.linalg.norm(_rows(cameras, 2).mean(0)) > ONE_WAY:
+        return _circle_in_front(cameras, frames, points)
     centres, target = _centres(cameras), focus(cameras)
     up = -_rows(cameras, 1).mean(0)
     up = up / np.linalg.norm(up)
@@ -49,6 +58,21 @@ def orbit(cameras: Sequence[Camera], frames: int) -> list[Camera]:
     angles = np.linspace(0, 2 * np.pi, frames, endpoint=False)
     eyes = [target + height * up + radius * (np.cos(a) * first + np.sin(a) * second) for a in angles]
     return [_with_view(cameras[0], look_at(eye, target, up)) for eye in eyes]
+
+
+def _circle_in_front(cameras: Sequence[Camera], frames: int, points: np.ndarray) -> list[Camera]:
+    """A circle of viewpoints beside the middle camera, at the median distance of the points in front of it."""
+    forward = _rows(cameras, 2).mean(0)
+    forward = forward / np.linalg.norm(forward)
+    middle = np.median(_centres(cameras), axis=0)
+    ahead = (points - middle) @ forward
+    distance = float(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 1.0
+    right = np.cross(_rows(cameras, 1)[0], forward)
+    right = right / np.linalg.norm(right)
+    down, target = np.cross(forward, right), middle + distance * forward
+    angles = np.linspace(0, 2 * np.pi, frames, endpoint=False)
+    eyes = [middle + TILT * distance * (np.cos(a) * right + np.sin(a) * down) for a in angles]
+    return [_with_view(cameras[0], look_at(eye, target, -down)) for eye in eyes]
 
 
 def ride(cameras: Sequence[Camera], frames: int) -> list[Camera]:

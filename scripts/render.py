@@ -16,7 +16,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from odin_jax import paths
 from odin_jax.depth_pictures import Drawn, painter_of
-from odin_jax.evaluate import write_png
+from odin_jax.evaluate import png_name, write_png
 from odin_jax.loaded import LoadedRun, open_run
 from splat.cameras import Camera
 from splat.errors import UserError
@@ -46,7 +46,7 @@ def main(config: RenderConfig) -> None:
     if config.format == "png":
         folder = config.out or config.dir / config.what
         for name, pixels in frames:
-            write_png(folder / f"{name}.png", pixels)
+            write_png(folder / name, pixels)
         print(f"{folder}: {len(cameras)} images")
     else:
         file = config.out or config.dir / f"{config.what}.mp4"
@@ -59,12 +59,14 @@ def _cameras(run: LoadedRun, config: RenderConfig) -> list[tuple[str, Camera]]:
         found = run.cameras("test")
         if not found:
             raise UserError(f"{config.dir} has no test views; use --what orbit or path")
-        return found
+        names = [name for name, _ in found]
+        return [(png_name(name, names), camera) for name, camera in found]
     along = [camera for _, camera in run.cameras("train")]
     if not along:
         raise UserError(f"{run.folder.cameras} lists no training camera; train again")
-    made = paths.orbit(along, config.frames) if config.what == "orbit" else paths.ride(along, config.frames)
-    return [(f"{index:04d}", camera) for index, camera in enumerate(made)]
+    made = (paths.orbit(along, config.frames, np.asarray(run.gaussians.means)) if config.what == "orbit"
+            else paths.ride(along, config.frames))
+    return [(f"{index:04d}.png", camera) for index, camera in enumerate(made)]
 
 
 def _write_video(file: Path, frames: Iterator[tuple[str, np.ndarray]], fps: int) -> None:

@@ -132,17 +132,26 @@ def numbers(run: Path, skip: int) -> dict[str, float]:
 
 
 def _calibrated(config: OverlapConfig, start: Path) -> float:
-    """The rate at which ``sync`` waits the wanted share of its time, from one run on a fast link.
+    """The rate at which ``sync`` waits the wanted share of its time, from a run on a fast link and one near that rate.
 
-    With c seconds of step without transfer and b bytes per step the share is t/(c + t), t = 8b/rate.
+    With c seconds of step beside the waits the share is w/(c + w). What a wait grows by with the seconds per bit is
+    first taken as the bytes of a step, then as measured: part of a transfer runs beside other work.
     """
     assert config.exposed is not None
     fast = _measured(config, start, "sync", FAST_MBIT, "calibration")
-    rest = fast["step_s"] - fast["wait_s"]
-    wait = config.exposed / (1 - config.exposed) * rest
-    mbit = 8 * fast["sent_mb"] / max(wait - fast["wait_s"], 1e-3)
+    mbit = _rate_for(config.exposed, fast, fast, 8 * fast["sent_mb"])
     print(f"calibration: {json.dumps({k: round(v, 4) for k, v in fast.items()})} → {mbit:.1f} Mbit/s", flush=True)
+    near = _measured(config, start, "sync", mbit, "calibration-2")
+    slope = (near["wait_s"] - fast["wait_s"]) / (1 / mbit - 1 / FAST_MBIT)
+    mbit = _rate_for(config.exposed, near, fast, max(slope, 1e-3))
+    print(f"calibration: {json.dumps({k: round(v, 4) for k, v in near.items()})} → {mbit:.1f} Mbit/s", flush=True)
     return mbit
+
+
+def _rate_for(share: float, run: dict[str, float], fast: dict[str, float], slope: float) -> float:
+    """Mbit/s at which the waits of a step take ``share`` of it: they are ``slope``/rate longer than on a fast link."""
+    wanted = share / (1 - share) * (run["step_s"] - run["wait_s"])
+    return slope / max(wanted - fast["wait_s"], 1e-3)
 
 
 def _result(config: OverlapConfig, mbit: float, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def centre_and_axis(camera: Camera) -> tuple[np.ndarray, np.ndarray]:
 
 def test_an_orbit_circles_the_focus_and_looks_at_it(cameras):
     np.testing.assert_allclose(paths.focus(cameras), [0, 0, 0], atol=1e-5)
-    frames = paths.orbit(cameras, 16)
+    frames = paths.orbit(cameras, 16, np.zeros((1, 3)))
     assert len(frames) == 16
     for camera in frames:
         centre, axis = centre_and_axis(camera)
@@ -94,7 +94,21 @@ def test_parallel_cameras_have_a_focus_ahead_of_them():
     lens = np.array([50, 50, 24, 16], np.float32)
     both = [Camera(view, lens, 48, 32), Camera(aside, lens, 48, 32)]
     assert paths.focus(both)[2] > 0
-    assert all(np.isfinite(camera.view).all() for camera in paths.orbit(both, 8))
+    assert all(np.isfinite(camera.view).all() for camera in paths.orbit(both, 8, np.zeros((0, 3))))
+
+
+def test_over_a_capture_that_looks_straight_down_the_orbit_stays_above_and_looks_at_the_ground():
+    lens, rng = np.array([50, 50, 24, 16], np.float32), np.random.default_rng(0)
+    ground = np.concatenate([rng.uniform(-30, 30, (200, 2)), rng.uniform(-1, 1, (200, 1))], 1)
+    down = []
+    for x in range(-20, 21, 5):
+        view = paths.look_at(np.array([x, 3.0, 40.0]), np.array([x + 0.5, 3.0, 0.0]), np.array([0, 1.0, 0]))
+        down.append(Camera(view.astype(np.float32), lens, 48, 32))
+    for camera in paths.orbit(down, 8, ground):
+        centre, axis = centre_and_axis(camera)
+        assert 30 < centre[2] < 50
+        hit = centre - axis * (centre[2] / axis[2])
+        np.testing.assert_allclose(hit, [0, 3, 0], atol=1.5)
 
 
 @pytest.mark.parametrize(
