@@ -171,10 +171,7 @@ def _init(params: Any) -> AdamState:
 def _moments(
     g: jax.Array, mu: jax.Array, nu: jax.Array, beta1: float, beta2: float
 ) -> tuple[jax.Array, jax.Array]:
-    """New moments. No sum here or in a step has two products, nor a product that something else uses: compilers may
-    contract either, and would choose by what else is in the program.
-    """
-    return mu + (1 - beta1) * (g - mu), nu + (1 - beta2) * (g * g - nu)
+    return beta1 * mu + (1 - beta1) * g, beta2 * nu + (1 - beta2) * g * g
 
 
 def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
