@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from odin_jax.executor import COMM, COMPUTE, Span
-from odin_jax.runs import RunFolder, kept_lines, write_json
+from odin_jax.runs import RunFolder, keep_lines, write_json
 from odin_jax.window import Window
 
 TRACED = 300  # newest windows that the timeline shows
@@ -22,7 +22,8 @@ class Account:
         """``run`` None: another process writes. Windows after ``step``, of an earlier try, leave the file."""
         self._run = run
         self._file = None
-        self._kept = kept_lines(run.path / "windows.jsonl", step) if run is not None else []
+        if run is not None:
+            keep_lines(run.path / "windows.jsonl", step)
         self._spans: deque[list[Span]] = deque(maxlen=TRACED)
         self._decisions: Counter[str] = Counter()
         self._waits: Counter[str] = Counter()
@@ -82,8 +83,7 @@ class Account:
     def _write(self, line: str) -> None:
         if self._file is None:
             assert self._run is not None
-            self._file = (self._run.path / "windows.jsonl").open("w", buffering=1)
-            self._file.writelines(self._kept)
+            self._file = (self._run.path / "windows.jsonl").open("a", buffering=1)
         self._file.write(line + "\n")
 
 

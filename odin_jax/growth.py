@@ -27,11 +27,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for number, text in enumerate(path.read_text().splitlines(), 1):
+    for number, text in enumerate(path.read_bytes().splitlines(), 1):
         try:
             line = json.loads(text)
-            lines.append({**line, "step": int(line["step"]), "rows": int(line["rows"])})
-        except (ValueError, TypeError, KeyError) as error:
+            told = {name: float(line[name]) for name in (*WANTED, "scale") if name in line}
+            lines.append({**line, **told, "step": int(line["step"]), "rows": int(line["rows"])})
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise UserError(f"{path} line {number} holds no event ({error}); delete the line or train again") from error
     return lines
 

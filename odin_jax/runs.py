@@ -23,7 +23,7 @@ from splat.io.files import atomic_write
 FREE_FIELDS = ("out", "config", "resume", "checkpoint_every", "keep_checkpoints", "log_every", "image_every",
                "photo_cache_mb", "lpips", "tensorboard", "cache_dir", "executor", "hosts_from", "coordinator",
                "num_processes", "process_id", "devices")
-OUTPUTS = ("record.json", "point_cloud.ply", "checkpoints", "cameras.json", "renders")
+OUTPUTS = ("record.json", "point_cloud.ply", "checkpoints", "renders")  # results, which no other run writes over
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,25 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     return found
 
 
-def kept_lines(path: Path, step: int) -> list[str]:
-    """Whole lines of a JSONL file up to ``step``: those of an earlier try that the run goes on from; none: no file."""
+def keep_lines(path: Path, step: int) -> None:
+    """Take what follows ``step`` out of a JSONL file, as lines of an earlier try, and a last line that is not whole.
+
+    Raises UserError, naming the line, where one has no step, and when the file cannot be written.
+    """
     if not path.exists():
-        return []
-    with path.open() as file:
-        return [line for line in file if line.endswith("}\n") and json.loads(line)["step"] <= step]
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    kept = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if int(json.loads(line)["step"]) <= step:
+                kept.append(line)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise UserError(f"{path} line {number} names no step ({error!r}); delete the line to continue") from error
+    with atomic_write(path) as file:
+        file.writelines(kept)
 
 
 def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[Path, int] | None:
@@ -147,7 +160,8 @@ def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[
     path of a run or of one checkpoint. Raises UserError when the folder holds results that a start would
     overwrite.
     """
-    held = [name for name in OUTPUTS if (run.path / name).exists()]
+    held = [name for name in OUTPUTS if (steps_in(run.checkpoints) if name == "checkpoints" else
+                                         (run.path / name).exists())]
     earlier = read_json(run.config) if run.config.exists() else None
     if earlier is None and held:
         raise UserError(f"--out {run.path} already holds {held[0]} of something else; choose another folder")

@@ -7,7 +7,7 @@ from typing import Any
 
 from odin_jax import hooks
 from odin_jax.engine import living
-from odin_jax.runs import RunFolder, kept_lines
+from odin_jax.runs import RunFolder, keep_lines
 
 
 class StructureLog:
@@ -16,8 +16,8 @@ class StructureLog:
     def __init__(self, run: RunFolder | None, pipeline: Any, step: int):
         """``run`` None: another process writes."""
         self._path, self._pipeline = None if run is None else run.structure, pipeline
-        if self._path is not None and self._path.exists():
-            self._path.write_text("".join(kept_lines(self._path, step)))
+        if self._path is not None:
+            keep_lines(self._path, step)
 
     def __call__(self, step: int, events: tuple[str, ...], state: Any) -> None:
         """After the ``events`` of ``step``: rows alive, room for rows, and what the pipeline tells of its schedule."""

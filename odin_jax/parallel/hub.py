@@ -154,6 +154,10 @@ class Hub:
 
     def _welcome(self, member: Member, message: dict[str, Any]) -> None:
         rank = message["hello"]
+        if self.went and not self.ended:
+            self._send(member, {"end": f"{self.address} already serves a training that runs; choose another port",
+                                "rank": rank, "code": LOST_CODE})
+            raise ValueError("too late")
         twin = next((other for other in self.members if other.rank == rank), None)
         member.rank, member.host, member.pid = rank, message["host"], message["pid"]
         member.machine = message["machine"]

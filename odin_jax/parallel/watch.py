@@ -21,6 +21,7 @@ from splat.errors import UserError
 TELL_S = 0.25  # between two reports of the step
 RETRY_S = 0.25  # between two attempts to reach the hub
 ALONE_S = 10.0  # for the other processes to be gone after all are done
+PATIENCE_S = 30.0  # for the hub's word, beyond the time in which it judges who did not come
 END_S = 15.0  # a failed process that has not ended by itself after so long is ended
 
 
@@ -88,7 +89,8 @@ class Watch:
                     "pid": os.getpid(), "machine": machine()})
         threading.Thread(target=self._listen, name="odin-watch", daemon=True).start()
         threading.Thread(target=self._tell_step, name="odin-step", daemon=True).start()
-        self._met.wait()
+        if not self._met.wait(self._timing.start_s + PATIENCE_S):
+            raise UserError(self._stranger())
         assert self._meeting is not None
         return self._meeting
 
@@ -162,12 +164,20 @@ class Watch:
     def _listen(self) -> None:
         assert self._connection is not None
         lines = self._connection.makefile("rb")
-        with contextlib.suppress(OSError):
+        try:
             for line in lines:
                 self._take(json.loads(line))
+        except OSError:
+            pass
+        except (ValueError, KeyError, TypeError):
+            end_now(self._stranger(), 2)
         if not self._released.is_set():
             end_now(f"the coordinator at {self._hosts.coordinator}, beside rank 0, was lost: its host went down, "
                     f"all its processes were killed or the network broke; {RESUME}", LOST_CODE)
+
+    def _stranger(self) -> str:
+        return (f"--coordinator {self._hosts.coordinator}: what answers there is no coordinator of a training; check "
+                "the address")
 
     def _take(self, message: dict[str, Any]) -> None:
         if "go" in message:

@@ -72,8 +72,10 @@ def test_a_continued_run_keeps_its_survey_and_the_lines_before_it(run):
     assert events(parts) == events(run.out)
 
 
-def test_a_damaged_line_is_named(tmp_path):
-    (tmp_path / "structure.jsonl").write_text('{"step": 3, "rows": 2}\n{"step": 4}\n')
+@pytest.mark.parametrize("second", [b'{"step": 4}', b'{"step": Infinity, "rows": 3}', b"\xff\xfe",
+                                    b'{"step": 4, "rows": 3, "budget": "x"}', b"[]"])
+def test_a_damaged_line_is_named(tmp_path, second):
+    (tmp_path / "structure.jsonl").write_bytes(b'{"step": 3, "rows": 2}\n' + second + b"\n")
     with pytest.raises(UserError, match=r"structure\.jsonl line 2"):
         growth.read(tmp_path / "structure.jsonl")
 

@@ -311,6 +311,20 @@ def test_processes_that_do_not_fit_together_all_hear_why(start_hub, rank, of, na
         peer.close()
 
 
+def test_one_who_comes_while_a_training_runs_is_sent_away_and_nobody_else_hears_of_it(start_hub):
+    port = start_hub()
+    peers = [Peer(port, rank) for rank in range(2)]
+    for peer in peers:
+        peer.hear("go")
+    for late in (Peer(port, 1), Peer(port, 2, 3)):
+        assert "already serves a training" in late.hear("end")["end"]
+        late.close()
+    peers[0].say({"failed": "no such folder", "code": 2, "sure": True})
+    assert "no such folder" in peers[1].hear("end")["end"]
+    for peer in peers:
+        peer.close()
+
+
 def test_one_who_comes_after_the_verdict_hears_it_and_strangers_are_sent_away(start_hub):
     port = start_hub()
     with socket.create_connection(("localhost", port)) as stranger:
@@ -341,6 +355,23 @@ def test_a_coordinator_that_does_not_answer_is_named(host):
     address = f"{host}:{free_port()}"
     with pytest.raises(UserError, match=rf"--coordinator {address}: nobody answers there for 0.3 s"):
         Watch(Hosts(address, 2, 1, "options"), Timing(start_s=0.3)).meet()
+
+
+@pytest.mark.parametrize(("banner", "raises"), [(b"SSH-2.0-x\r\n", False), (b'{"go": 1}\n', False), (b"[1]\n", True),
+                                                (b"", True)])
+def test_something_else_at_the_coordinators_address_is_named(banner, raises):
+    """At once where it speaks, by a UserError where nothing of use comes."""
+    code = ("import sys; from odin_jax.parallel import watch; watch.PATIENCE_S = 0.2\n"
+            "watch.Watch(watch.Hosts('127.0.0.1:' + sys.argv[1], 2, 1, 'options'), watch.Timing(start_s=0.3)).meet()")
+    with hub.listen(0) as server:
+        argv = [sys.executable, "-c", code, str(server.getsockname()[1])]
+        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = server.accept()
+            connection.sendall(banner)
+            said = process.communicate(timeout=30)[1]
+            connection.close()
+    assert re.search(r"--coordinator 127.0.0.1:\d+: what answers there is no coordinator of a training", said)
+    assert process.returncode == (1 if raises else 2) and ("UserError" in said) == raises
 
 
 def test_the_loss_of_the_hub_ends_a_process_that_waits():

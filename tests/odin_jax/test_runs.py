@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from odin_jax import cache, train_config
-from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
+from odin_jax.runs import RunFolder, differences, keep_lines, read_json, start_point, write_json
 from odin_jax.session import summary_line
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
@@ -66,6 +66,33 @@ def test_a_named_checkpoint_beyond_the_last_iteration_is_refused(held, tmp_path)
     with pytest.raises(UserError, match=r"--iterations 7: .*10 has gone further already"):
         start_point(new, str(held.path), {**CONFIG, "iterations": 7})
     assert start_point(new, str(held.checkpoints / "5"), {**CONFIG, "iterations": 7}) == (held.checkpoints, 5)
+
+
+def test_a_start_that_left_no_results_does_not_stand_in_the_way(tmp_path):
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+    write_json(run.config, CONFIG)
+    write_json(run.path / "cameras.json", [])
+    for resume in ("auto", "never"):
+        assert start_point(run, resume, {**CONFIG, "seed": 3}) is None
+
+
+def test_lines_of_an_earlier_try_and_a_torn_one_leave_the_file(tmp_path):
+    file = tmp_path / "a.jsonl"
+    keep_lines(file, 3)
+    assert not file.exists()
+    file.write_text('{"step": 1}\n{"step": 3}\n{"step": 4}\n{"step": 2')
+    keep_lines(file, 3)
+    assert file.read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+@pytest.mark.parametrize("line", [b'{"step": garbage}', b'{"stp": 2}', b"\xff\xfe}", b"[1]", b'{"step": Infinity}'])
+def test_a_damaged_line_is_named_and_the_file_kept(tmp_path, line):
+    file, text = tmp_path / "a.jsonl", b'{"step": 1}\n' + line + b'\n{"step": 3}\n'
+    file.write_bytes(text)
+    with pytest.raises(UserError, match=r"a\.jsonl line 2 names no step"):
+        keep_lines(file, 9)
+    assert file.read_bytes() == text
 
 
 def test_never_refuses_results(held):
