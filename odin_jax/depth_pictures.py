@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from splat.errors import UserError
 from splat.surfel.losses import surface_normals
 
 Drawn = Literal["colour", "depth", "normal"]
-SHOWN: tuple[Drawn, ...] = get_args(Drawn)
 RANGE = (2, 98)  # percentiles of the inverse depths of a view between which the colours change
 
 
@@ -28,8 +27,8 @@ def painter_of(run: LoadedRun, show: Drawn) -> Callable[[Camera], np.ndarray]:
     """
     if show == "colour":
         return Painter(run.pipeline, run.gaussians, run.backdrop())
-    drawer = surface_drawer(run)
-    return lambda camera: painted(drawer(camera)[1], camera, show)
+    drawer, paint = surface_drawer(run), depth_picture if show == "depth" else normal_picture
+    return lambda camera: paint(drawer(camera)[1], camera)
 
 
 def surface_drawer(run: LoadedRun) -> Drawer:
@@ -38,11 +37,6 @@ def surface_drawer(run: LoadedRun) -> Drawer:
     if surface is None:
         raise UserError(f"{run.folder.path}: the pipeline {run.config.pipeline} renders no depth")
     return Drawer(surface, run.gaussians, run.backdrop())
-
-
-def painted(depth: jax.Array, camera: Camera, show: Drawn) -> np.ndarray:
-    """[H, W, 3] uint8: a depth map [H, W] as depths or as normals."""
-    return depth_picture(depth, camera) if show == "depth" else normal_picture(depth, camera)
 
 
 def depth_picture(depth: jax.Array, camera: Camera) -> np.ndarray:

@@ -55,8 +55,7 @@ def orbit(cameras: Sequence[Camera], frames: int, points: np.ndarray) -> list[Ca
         first = np.cross(up, _rows(cameras, 0)[0])
     first = first / np.linalg.norm(first)
     second = np.cross(up, first)
-    angles = np.linspace(0, 2 * np.pi, frames, endpoint=False)
-    eyes = [target + height * up + radius * (np.cos(a) * first + np.sin(a) * second) for a in angles]
+    eyes = _circle(target + height * up, radius * first, radius * second, frames)
     return [_with_view(cameras[0], look_at(eye, target, up)) for eye in eyes]
 
 
@@ -70,9 +69,14 @@ def _circle_in_front(cameras: Sequence[Camera], frames: int, points: np.ndarray)
     right = np.cross(_rows(cameras, 1)[0], forward)
     right = right / np.linalg.norm(right)
     down, target = np.cross(forward, right), middle + distance * forward
-    angles = np.linspace(0, 2 * np.pi, frames, endpoint=False)
-    eyes = [middle + TILT * distance * (np.cos(a) * right + np.sin(a) * down) for a in angles]
+    eyes = _circle(middle, TILT * distance * right, TILT * distance * down, frames)
     return [_with_view(cameras[0], look_at(eye, target, -down)) for eye in eyes]
+
+
+def _circle(middle: np.ndarray, first: np.ndarray, second: np.ndarray, frames: int) -> list[np.ndarray]:
+    """Points [3] on the circle around ``middle`` that starts at ``first`` from it and goes on towards ``second``."""
+    angles = np.linspace(0, 2 * np.pi, frames, endpoint=False)
+    return [middle + np.cos(angle) * first + np.sin(angle) * second for angle in angles]
 
 
 def ride(cameras: Sequence[Camera], frames: int) -> list[Camera]:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from typing import Any
 import numpy as np
 import tyro
 
-from odin_jax.depth_pictures import SHOWN, Drawn, painted, surface_drawer
-from odin_jax.evaluate import to_8_bit, write_png
-from odin_jax.loaded import LoadedRun, open_run
+from odin_jax.depth_pictures import depth_picture, normal_picture, surface_drawer
+from odin_jax.evaluate import Drawer, to_8_bit, write_png
+from odin_jax.loaded import open_run
 from odin_jax.runs import RunFolder, read_json, write_json
 from splat.cameras import Camera
 from splat.errors import UserError
@@ -52,14 +53,17 @@ def main(argv: list[str]) -> int:
         if not file.exists():
             raise UserError(f"--configs {file}: no such file; the presets are in configs/ of the repository")
     rows = _trained(config)
+    lines: dict[str, list[np.ndarray]] = {}
     for row in rows:
-        row["roughness"] = roughness(open_run(config.out / row["run"]))
+        run = open_run(config.out / row["run"])
+        draw, cameras = surface_drawer(run), [camera for _, camera in run.cameras("test")]
+        row["roughness"] = roughness(draw, cameras)
+        lines.setdefault(row["scene"], []).append(pictures(draw, cameras[0]))
     first = {row["scene"]: row["cpu_s"] for row in rows if row["preset"] == "3dgs"}
     for row in rows:
         row["cpu_ratio"] = row["cpu_s"] / first[row["scene"]] if row["scene"] in first else None
-    for scene in config.scenes:
-        picture(config.out / f"{scene.name}.png",
-                [open_run(config.out / row["run"]) for row in rows if row["scene"] == scene.name])
+    for scene, several in lines.items():
+        write_png(config.out / f"{scene}.png", _beside(several, 0))
     write_json(config.out / "pipelines.json", rows)
     (config.out / "pipelines.md").write_text(table(rows))
     print(table(rows))
@@ -78,13 +82,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def roughness(run: LoadedRun) -> float:
-    """Median angle, degrees, between the surface normals of neighbouring pixels, over the test views.
+def roughness(draw: Drawer, cameras: Sequence[Camera]) -> float:
+    """Median angle, degrees, between the surface normals of neighbouring pixels, over the views.
 
     Normals are those of the rendered depth; pixels without surface do not count.
     """
-    draw, angles = surface_drawer(run), []
-    for _, camera in run.cameras("test"):
+    angles = []
+    for camera in cameras:
         depth = draw(camera)[1]
         normals = np.asarray(surface_normals(depth, camera))
         solid = np.asarray(depth > 0) & np.any(normals != 0, -1)
@@ -94,16 +98,10 @@ def roughness(run: LoadedRun) -> float:
     return float(np.median(np.concatenate(angles)))
 
 
-def picture(file: Path, runs: list[LoadedRun]) -> None:
-    """One line per run: colour, depth and normals of the first test view."""
-    lines = [_beside([_shown(run, camera, show) for show in SHOWN], 1)
-             for run in runs for _, camera in run.cameras("test")[:1]]
-    write_png(file, _beside(lines, 0))
-
-
-def _shown(run: LoadedRun, camera: Camera, show: Drawn) -> np.ndarray:
-    maps = surface_drawer(run)(camera)
-    return to_8_bit(np.asarray(maps[0])) if show == "colour" else painted(maps[1], camera, show)
+def pictures(draw: Drawer, camera: Camera) -> np.ndarray:
+    """Colour, depth and normals of a view beside each other."""
+    image, depth = draw(camera)
+    return _beside([to_8_bit(np.asarray(image)), depth_picture(depth, camera), normal_picture(depth, camera)], 1)
 
 
 def _beside(pictures: list[np.ndarray], axis: int) -> np.ndarray:

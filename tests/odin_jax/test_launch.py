@@ -357,35 +357,37 @@ def test_a_coordinator_that_does_not_answer_is_named(host):
         Watch(Hosts(address, 2, 1, "options"), Timing(start_s=0.3)).meet()
 
 
+def met_by(answer, prelude: str = "", timing: str = "") -> tuple[str, int]:
+    """What a process says that comes to a coordinator which ``answer(connection)`` speaks for, and its exit code."""
+    code = (f"import sys; from odin_jax.parallel import watch; {prelude}\n"
+            f"watch.Watch(watch.Hosts('127.0.0.1:' + sys.argv[1], 2, 1, 'options'), watch.Timing({timing})).meet()")
+    with hub.listen(0) as server:
+        argv = [sys.executable, "-c", code, str(server.getsockname()[1])]
+        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = server.accept()
+            with connection:
+                answer(connection)
+                said = process.communicate(timeout=30)[1]
+    return said, process.returncode
+
+
 @pytest.mark.parametrize(("banner", "raises"), [(b"SSH-2.0-x\r\n", False), (b'{"go": 1}\n', False), (b"[1]\n", True),
                                                 (b"", True)])
 def test_something_else_at_the_coordinators_address_is_named(banner, raises):
     """At once where it speaks, by a UserError where nothing of use comes."""
-    code = ("import sys; from odin_jax.parallel import watch; watch.PATIENCE_S = 0.2\n"
-            "watch.Watch(watch.Hosts('127.0.0.1:' + sys.argv[1], 2, 1, 'options'), watch.Timing(start_s=0.3)).meet()")
-    with hub.listen(0) as server:
-        argv = [sys.executable, "-c", code, str(server.getsockname()[1])]
-        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
-            connection, _ = server.accept()
-            connection.sendall(banner)
-            said = process.communicate(timeout=30)[1]
-            connection.close()
+    said, code = met_by(lambda connection: connection.sendall(banner), "watch.PATIENCE_S = 0.2", "start_s=0.3")
     assert re.search(r"--coordinator 127.0.0.1:\d+: what answers there is no coordinator of a training", said)
-    assert process.returncode == (1 if raises else 2) and ("UserError" in said) == raises
+    assert code == (1 if raises else 2) and ("UserError" in said) == raises
 
 
 def test_the_loss_of_the_hub_ends_a_process_that_waits():
-    code = ("import sys; from odin_jax.parallel.watch import *\n"
-            "Watch(Hosts('127.0.0.1:' + sys.argv[1], 2, 1, 'options'), Timing()).meet()")
-    with hub.listen(0) as server:
-        argv = [sys.executable, "-c", code, str(server.getsockname()[1])]
-        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
-            connection, _ = server.accept()
-            connection.recv(1000)
-            connection.close()
-            said = process.communicate(timeout=30)[1]
+    def hears_and_goes(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.close()
+
+    said, code = met_by(hears_and_goes)
     assert re.fullmatch(r"odin: the coordinator at 127.0.0.1:\d+, beside rank 0, was lost.*resumes\n", said)
-    assert process.returncode == 1
+    assert code == 1
 
 
 def test_gpus_of_a_machine_are_shared_by_its_processes():
