@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
     for file in config.configs:
         if not file.exists():
             raise UserError(f"--configs {file}: no such file; the presets are in configs/ of the repository")
+    config.out.mkdir(parents=True, exist_ok=True)
     rows = _trained(config)
     lines: dict[str, list[np.ndarray]] = {}
     for row in rows:
