@@ -156,17 +156,47 @@ def test_options_that_cannot_work_are_named(config, named):
         shares_of_cores(config, [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("command", [["--", "train", "--help"], ["train", "--help"]])
+@pytest.mark.parametrize("command", [["--", "eval", "x"], ["eval", "x"]])
 def test_the_command_follows_with_or_without_dashes(monkeypatch, command):
     seen = []
     monkeypatch.setattr("scripts.launch.launch", lambda config, argv: seen.append((config, argv)) or 0)
     assert cli.dispatch(["launch", "--processes", "3", *command]) == 0
-    assert seen == [(LaunchConfig(3), ["train", "--help"])]
+    assert seen == [(LaunchConfig(3), ["eval", "x"])]
 
 
 def test_a_launch_of_nothing_is_a_users_mistake():
     with pytest.raises(UserError, match="which command"):
         cli.dispatch(["launch", "--processes", "2"])
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["launch", "--processes", "2", "--", "train"], "odin launch starts every command but itself"),
+        (["train", "--scene", "x", "--out", "y", "--path", "fast"], "--path fast: unknown; give one of quality, "),
+        (["train", "--scene", "none", "--out", "y"], "--scene none: no such file or folder"),
+        (["train", "--scene", ".", "--out", "y", "--tau", "2"], "--tau 2.0: must lie between 0 and 1"),
+    ],
+)
+def test_a_mistake_in_the_command_is_told_once_and_nothing_is_started(monkeypatch, capsys, command, line):
+    monkeypatch.setattr("scripts.launch.launch", lambda config, argv: pytest.fail("started"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["launch", "--processes", "3", "--", *command])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith(f"odin: {line}") and err.count("\n") == 1
+
+
+def test_equal_last_words_are_shown_once(capsys):
+    """Those of several ranks, and of ranks that end because of the one that said them."""
+    code = ("line = 'odin: photo 7 is broken'\n"
+            "if rank == 2: line = 'odin: rank 1 (host h, pid 1) stopped at step 3: photo 7 is broken'\n"
+            "time.sleep(0.2 * rank); print('note', file=sys.stderr); print(line, file=sys.stderr)\n"
+            "sys.exit(2)")
+    assert run(code, 3) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines[:-1]) == ["[0] note", "[0] odin: photo 7 is broken", "[1] note", "[2] note"]
+    assert re.fullmatch(r"odin launch: rank \d \(pid \d+\) failed, exit code 2", lines[-1])
 
 
 def test_the_program_itself_is_what_runs(capsys):
@@ -456,7 +486,6 @@ def test_a_killed_rank_ends_the_other_within_seconds_by_one_line(tmp_path, capsy
 
 def test_an_error_of_the_user_on_one_rank_ends_the_other_by_its_reason(tmp_path, capsys):
     assert supervise_loop(tmp_path, free_port(), 100_000, 30, 1, 6) == 2
-    lines = sorted(capsys.readouterr().err.splitlines())
-    assert re.match(r"\[0\] odin: rank 1 \(.*\) stopped at about step 6: photo 7.png is broken; replace it", lines[0])
-    assert lines[1] == "[1] odin: photo 7.png is broken; replace it"
-    assert re.match(r"odin launch: rank 1 \(pid \d+\) failed, exit code 2: odin: photo 7.png is broken", lines[2])
+    reason, launcher = capsys.readouterr().err.splitlines()
+    assert re.match(r"\[[01]\] odin: (rank 1 \(.*\) stopped at about step 6: )?photo 7.png is broken; repl", reason)
+    assert re.fullmatch(r"odin launch: rank 1 \(pid \d+\) failed, exit code 2", launcher)
