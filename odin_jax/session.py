@@ -134,7 +134,7 @@ def _position(session: Session, source: tuple[Path, int] | None, clock: Clock) -
 def _train(session: Session, team: Team, position: Position, saved: bool) -> int:
     config, run, leads = session.config, session.run, session.leads
     checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints) if leads else None
-    account = Account(run if leads else None, position.step)
+    account = Account(run if leads else None, position.step, position.step < config.iterations)
     engine = engine_of(config, session.scene, session.pipeline, position, account)
     trainer = Trainer(config, session.pipeline, engine, position, checkpoints, position.step if saved else None)
     with Interrupt(quiet=not leads) as interrupt:
