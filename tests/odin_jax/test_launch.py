@@ -16,14 +16,15 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from odin_jax import cli, launch
 from odin_jax.launch import LaunchConfig, environments_of, free_port, shares_of_cores, supervise
-from odin_jax.parallel import hub
+from odin_jax.parallel import hub, join, watch
 from odin_jax.parallel.hosts import Hosts, find_hosts
 from odin_jax.parallel.join import share_of_gpus, visible_gpus
-from odin_jax.parallel.watch import Timing, Watch
+from odin_jax.parallel.watch import Meeting, Timing, Watch
 from splat.errors import UserError
 
 LOOP = Path(__file__).parent / "psum_loop.py"
@@ -234,9 +235,9 @@ def start_hub(monkeypatch):
     monkeypatch.setattr(hub, "UNSURE_S", 0.5)
     threads, servers = [], []
 
-    def start(start_s: float = 5.0, silence_s: float = 5.0) -> int:
+    def start(start_s: float = 5.0, silence_s: float = 5.0, service=lambda: 77) -> int:
         server = hub.listen(0)
-        watched = hub.Hub(server, 2, "here:1", start_s, silence_s, lambda: 77)
+        watched = hub.Hub(server, 2, "here:1", start_s, silence_s, service)
         threads.append(threading.Thread(target=watched.serve, daemon=True))
         threads[-1].start()
         servers.append(server)
@@ -370,7 +371,45 @@ def test_one_who_comes_after_the_verdict_hears_it_and_strangers_are_sent_away(st
     late.close()
 
 
+def test_the_first_rank_hears_who_has_not_come(start_hub, monkeypatch):
+    monkeypatch.setattr(hub, "WORD_S", 0.3)
+    port = start_hub(start_s=60.0)
+    first = Peer(port, 0)
+    word = first.hear("missing")
+    assert word["missing"] == [1] and 55 <= word["left_s"] <= 60
+    second = Peer(port, 1)
+    assert second.hear("go")
+    for peer in (first, second):
+        peer.close()
+
+
+def test_a_coordination_service_that_does_not_start_is_told_to_all(start_hub):
+    def changed() -> int:
+        raise TypeError("unexpected keyword argument")
+
+    port = start_hub(service=changed)
+    peers = [Peer(port, rank) for rank in range(2)]
+    for peer in peers:
+        assert "service does not start at here:1 (unexpected keyword argument)" in peer.hear("end")["end"]
+        peer.close()
+
+
 # Coming to the hub
+
+
+def test_what_a_rank_waits_for_is_one_line_with_the_time_it_ends(capsys, monkeypatch):
+    first = Watch(Hosts("here:1", 20, 0, "options"), Timing())
+    first._take({"missing": [3], "left_s": 90})
+    first._take({"missing": list(range(1, 11)), "left_s": 30})
+    one, many = capsys.readouterr().out.splitlines()
+    said = r"19 of 20 processes have come to here:1, waiting for rank 3; until \d\d:\d\d:\d\d, 90 s from now"
+    assert re.fullmatch(said, one)
+    assert "10 of 20 " in many and "rank 1, 2, 3, 4, 5, 6, 7, 8, …; until" in many
+    monkeypatch.setattr(watch, "SILENT_S", 0)
+    with pytest.raises(UserError, match="nobody answers"):
+        Watch(Hosts(f"127.0.0.1:{free_port()}", 2, 1, "options"), Timing(start_s=0.6)).meet()
+    out = capsys.readouterr().out
+    assert out.startswith("rank 1 waits for rank 0 at 127.0.0.1:") and out.count("\n") == 1
 
 
 def test_a_port_in_use_is_named():
@@ -418,6 +457,18 @@ def test_the_loss_of_the_hub_ends_a_process_that_waits():
     said, code = met_by(hears_and_goes)
     assert re.fullmatch(r"odin: the coordinator at 127.0.0.1:\d+, beside rank 0, was lost.*resumes\n", said)
     assert code == 1
+
+
+def test_a_jax_with_another_distributed_client_is_named(monkeypatch):
+    from jax._src.lib import _jax
+
+    def changed(address, rank):
+        pytest.fail("called")
+
+    monkeypatch.setattr(_jax, "get_distributed_runtime_client", changed)
+    with pytest.raises(UserError, match=r"several processes do not run with JAX .*unexpected keyword.*install jax=="):
+        join._connect(Hosts("here:1", 2, 0, "options"), Meeting(1, ("a", "a")))
+    assert not jax.distributed.is_initialized()
 
 
 def test_gpus_of_a_machine_are_shared_by_its_processes():
