@@ -137,6 +137,8 @@ def _damaged(folder: Path, step: int, why: str) -> UserError:
 def _line(error: Exception) -> str:
     """The reason in one short line; tensorstore's texts name every layer, and mostly the system's reason."""
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     system = re.search(r"os_error_code='(\d+)'", text)
     return os.strerror(int(system[1])) if system else text.splitlines()[0].split(" [tensorstore_spec")[0][:LONGEST]
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from odin_jax.interrupt import never_swallow
+
 # name: (module, class of its options, what it does)
 COMMANDS = {
     "train": ("scripts.train", "TrainConfig", "train a scene from a capture"),
@@ -141,6 +143,7 @@ def is_users_fault(error: BaseException) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry of the console command: a user's mistake is one line on stderr and exit code 2."""
+    never_swallow()
     try:
         sys.exit(dispatch(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:

@@ -135,8 +135,8 @@ def supervise(argv: Sequence[str], environments: Sequence[Mapping[str, str]],
     A reason for which several processes end is shown once.
 
     When one fails, the others have ``reason_s`` to end by themselves; then they get SIGTERM, and after ``save_s``
-    SIGKILL. SIGINT and SIGTERM of this process are forwarded once, so that the children can save; the second
-    one kills them.
+    SIGKILL. SIGINT and SIGTERM of this process are forwarded once, so that the children can save; from the end of the
+    first on, the others have ``save_s``. The second signal kills them.
     """
     signals: list[int] = []
     heard = Heard()
@@ -215,8 +215,10 @@ def _watch(children: list[Child], signals: list[int], reason_s: float, save_s: f
             term_at = now + reason_s
         if len(signals) > forwarded:
             _send(children, signals[-1] if forwarded == 0 else signal.SIGKILL)
-            forwarded = len(signals)
-        if term_at is not None and now >= term_at and kill_at is None and forwarded == 0:
+            forwarded, term_at = len(signals), None
+        if forwarded and term_at is None and any(child.process.poll() is not None for child in children):
+            term_at = now + save_s  # they end together, once all have saved
+        if term_at is not None and now >= term_at and kill_at is None:
             _send(children, signal.SIGTERM)
             kill_at = now + save_s
         if kill_at is not None and now >= kill_at:

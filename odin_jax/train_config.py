@@ -102,6 +102,8 @@ def resolved(config: TrainConfig) -> TrainConfig:
     fitted = dataclasses.replace(options.fitted(config.iterations), iterations=config.iterations,
                                  batch=config.batch, cap=config.cap,
                                  white_background=options.white_background or config.background == "white")
+    if config.plan is not None and not config.plan.is_file():
+        raise UserError(f"--plan {config.plan}: no such file; write one with odin plan, or leave the option out")
     plan = None if config.plan is None else config.plan.resolve()
     return dataclasses.replace(config, scene=config.scene.resolve(), plan=plan, **{field: fitted})
 

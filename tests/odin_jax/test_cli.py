@@ -86,6 +86,7 @@ def test_a_benchmark_s_mistakes_are_one_line_too(capsys):
     ("argv", "part"),
     [
         (["train", "--scene", "none", "--out", "y"], "--scene none"),
+        (["train", "--scene", ".", "--out", "y", "--plan", "none"], "--plan none: no such file; write one"),
         (["train", "--scene", "none", "--out", "y", "--batch", "0"], "--batch 0: must be at least 1"),
         (["train", "--scene", "none", "--out", "y", "--seed", "4294967296"], "--seed 4294967296: must be below"),
         (["train", "--scene", "none", "--out", "y", "--pipeline", "4dgs"], "--pipeline 4dgs: unknown; known are 3dgs"),

@@ -124,6 +124,14 @@ def test_the_first_signal_lets_all_save(tmp_path, capsys, number):
     assert err == ""
 
 
+def test_one_that_goes_on_after_a_signal_when_another_has_ended_is_ended(tmp_path):
+    code = SAVES.format(heed=True, folder=tmp_path).replace("sys.exit(128 + number)", "sys.exit(130) if rank else None")
+    begin = time.monotonic()
+    with signals_once_both_run(tmp_path, [signal.SIGINT]):
+        assert run(code, save_s=0.5) == 130
+    assert time.monotonic() - begin < 20
+
+
 def test_the_second_signal_kills(tmp_path):
     begin = time.monotonic()
     with signals_once_both_run(tmp_path, [signal.SIGINT, signal.SIGINT]):

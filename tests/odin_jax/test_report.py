@@ -223,7 +223,7 @@ def test_a_run_on_one_device_has_tables_and_says_that_it_has_no_windows(tmp_path
 @pytest.mark.parametrize(("values", "part"), [
     ({"wall_s": None}, "line 3: wall_s is missing"),
     ({"seconds": []}, "line 3: seconds"),
-    ({"seconds": [0.5]}, "different numbers of ranks"),
+    ({"seconds": [0.5]}, "of different numbers of ranks, the run was continued on others; give --from-step 4"),
     ({"waits_s": {"rest": "long"}}, "line 3: waits_s"),
     ({"action": "guess"}, "line 3: action"),
     ({"active": -1}, "line 3: active"),
