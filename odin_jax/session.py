@@ -23,6 +23,7 @@ from odin_jax.loaded import LoadedRun
 from odin_jax.parallel import share
 from odin_jax.parallel.hosts import find_hosts
 from odin_jax.parallel.join import Team, joined
+from odin_jax.parallel.same_scene import check_scene
 from odin_jax.progress import Progress, Scalars, StepNumbers
 from odin_jax.record import Clock
 from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
@@ -77,6 +78,7 @@ def _run(config: TrainConfig, run: RunFolder, team: Team, clock: Clock) -> int:
         return 0
     cache.enable(config.cache_dir)
     scene = scene_of(config)
+    check_scene(scene)
     before = source and source[0].parent / run.survey.name
     pipeline = hooks.surveyed(pipelines.build(config), scene, before, run.survey, team.leads)
     session = Session(config, run, scene, pipeline, team.leads)
