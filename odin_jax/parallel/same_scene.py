@@ -36,7 +36,7 @@ def described(scene: Scene) -> dict[str, Any]:
     poses = np.stack([np.append(photo.view, photo.intrinsics) for photo in scene.photos])
     arrays = (poses, scene.points, scene.colours, tracks, np.array([*scene.train, -1, *scene.test]))
     return {"photos": {photo.name: [photo.width, photo.height] for photo in scene.photos},
-            **{name: zlib.crc32(np.ascontiguousarray(array)) for name, array in zip(PARTS, arrays, strict=True)}}
+            **{name: zlib.crc32(array.tobytes()) for name, array in zip(PARTS, arrays, strict=True)}}
 
 
 def difference(first: dict[str, Any], own: dict[str, Any]) -> str | None:
