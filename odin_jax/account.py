@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
 from odin_jax.executor import COMM, COMPUTE, Span
-from odin_jax.runs import RunFolder, keep_lines, write_json
+from odin_jax.figures import PICTURES
+from odin_jax.runs import RunFolder, StepLines, forget, write_json
 from odin_jax.window import Window
 
+TIMELINE = "trace.json"
 TRACED = 300  # newest windows that the timeline shows
 
 
 class Account:
     """Sums over the windows of this process; the first process also writes them down one by one."""
 
-    def __init__(self, run: RunFolder | None, step: int):
-        """``run`` None: another process writes. Windows after ``step``, of an earlier try, leave the file."""
+    def __init__(self, run: RunFolder | None, step: int, trains: bool = True):
+        """``run`` None: another process writes. Windows after ``step``, of an earlier try, leave the file.
+
+        ``trains``: there are steps to come, which the timeline and the pictures of an earlier try do not show.
+        """
         self._run = run
-        self._file = None
-        if run is not None:
-            keep_lines(run.path / "windows.jsonl", step)
+        self._lines = None if run is None else StepLines(run.path / "windows.jsonl", step)
+        if run is not None and trains:
+            forget(run.path / TIMELINE, *(run.path / "report" / name for name in PICTURES))
         self._spans: deque[list[Span]] = deque(maxlen=TRACED)
         self._decisions: Counter[str] = Counter()
         self._waits: Counter[str] = Counter()
@@ -49,14 +53,12 @@ class Account:
         self._compute += sum(compute.values())
         self._wall += wall
         self._spans.append(times.spans)
-        if self._run is not None:
+        if self._lines is not None:
             busy = {"wall_s": wall, "compute_s": compute, "comm_s": comm, "waits_s": times.waits}
-            self._write(json.dumps(_line(window, busy)))
+            self._lines.add(_line(window, busy))
 
     def close(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What the record keeps, and the timeline written. ``gather`` gives the values of all processes."""
-        if self._file is not None:
-            self._file.close()
         own = {"wall_s": self._wall, "compute_s": self._compute, "waits_s": dict(self._waits),
                "spans": [[span.lane, span.unit, span.name, span.start + self._clock, span.end + self._clock]
                          for spans in self._spans for span in spans]}
@@ -64,7 +66,7 @@ class Account:
         if not self._windows:
             return {}
         if self._run is not None:
-            write_json(self._run.path / "trace.json", _trace([process["spans"] for process in processes], self._ranks))
+            write_json(self._run.path / TIMELINE, _trace([process["spans"] for process in processes], self._ranks))
         mean = {f"mean_{name}": count / self._windows for name, count in self._rows.items()}
         ranks = [{**{name: process[name] for name in ("wall_s", "compute_s", "waits_s")},
                   "idle_share": 1 - process["compute_s"] / max(process["wall_s"], 1e-9)} for process in processes]
@@ -79,12 +81,6 @@ class Account:
         since = self._since if self._since is not None else min((span.start for span in spans), default=now)
         self._since = now
         return now - since
-
-    def _write(self, line: str) -> None:
-        if self._file is None:
-            assert self._run is not None
-            self._file = (self._run.path / "windows.jsonl").open("a", buffering=1)
-        self._file.write(line + "\n")
 
 
 def _busy(spans: list[Span], lane: str) -> dict[str, float]:

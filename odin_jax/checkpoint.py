@@ -52,6 +52,7 @@ class Checkpoints:
     """The checkpoints of one run. ``save`` returns as soon as the state is copied to the host."""
 
     def __init__(self, folder: Path, keep: int):
+        """Raises UserError when the disk refuses."""
         _hush_late_io()
         self.folder = folder
         policy = ocp.checkpoint_managers.LatestN(keep)
@@ -59,8 +60,11 @@ class Checkpoints:
             preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=True,
             multiprocessing_options=ALONE, create=False,
         )
-        folder.mkdir(parents=True, exist_ok=True)
-        self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+        except (OSError, ValueError) as error:
+            raise self._refused(error) from error
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Start to write the state after ``step``; waits for the previous write, then works in background.
@@ -133,6 +137,8 @@ def _damaged(folder: Path, step: int, why: str) -> UserError:
 def _line(error: Exception) -> str:
     """The reason in one short line; tensorstore's texts name every layer, and mostly the system's reason."""
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     system = re.search(r"os_error_code='(\d+)'", text)
     return os.strerror(int(system[1])) if system else text.splitlines()[0].split(" [tensorstore_spec")[0][:LONGEST]
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from odin_jax.interrupt import never_swallow
+
 # name: (module, class of its options, what it does)
 COMMANDS = {
     "train": ("scripts.train", "TrainConfig", "train a scene from a capture"),
@@ -35,6 +37,7 @@ COMMANDS = {
     "demo": ("scripts.demo", "DemoConfig", "build the embedded scene, train it, show what came out"),
 }
 USERS_FAULT = (
+    ("odin_jax.options", "WrongOption"),
     ("splat.errors", "UserError"),
     ("sched.errors", "PlanError"),
 )  # shown as one line, no traceback
@@ -56,15 +59,36 @@ def usage() -> str:
     )
 
 
-def run(module: str, config_class: str, argv: Sequence[str], prog: str, *more: Sequence[str]) -> int:
-    """Parse ``argv`` into the script's options and call its ``main`` with them and ``more``; the exit code."""
-    import tyro
+def run(module: str, config_class: str, argv: Sequence[str], prog: str) -> int:
+    """Parse ``argv`` into the script's options and call its ``main`` with them; the exit code."""
+    script, options = parsed(module, config_class, argv, prog)
+    return script.main(options) or 0
 
+
+def parsed(module: str, config_class: str, argv: Sequence[str], prog: str) -> tuple[Any, Any]:
+    """(script, its options as ``argv`` gives them). Raises WrongOption of one line for a mistake in them."""
     script = importlib.import_module(module)
+    from odin_jax.options import parse
+
     defaults = {"default": script.defaults(argv)} if hasattr(script, "defaults") else {}
-    about = (script.__doc__ or "").strip()
-    options: Any = tyro.cli(getattr(script, config_class), args=list(argv), prog=prog, description=about, **defaults)
-    return script.main(options, *more) or 0
+    return script, parse(getattr(script, config_class), argv, prog, (script.__doc__ or "").strip(), **defaults)
+
+
+def check(argv: Sequence[str]) -> None:
+    """Find the mistakes in a command that can be found before it runs.
+
+    Raises UnknownName for an unknown command, WrongOption and UserError for its options, SystemExit after a help text.
+    """
+    if not argv or argv[0] == "bench":
+        return
+    if argv[0] not in COMMANDS:
+        raise UnknownName(_unknown("command", argv[0], [*COMMANDS, "bench"]))
+    if argv[0] in TAKES_COMMAND:
+        raise UnknownName(f"odin {argv[0]} starts every command but itself; leave out the second {argv[0]!r}")
+    module, config_class, _ = COMMANDS[argv[0]]
+    script, options = parsed(module, config_class, argv[1:], f"odin {argv[0]}")
+    if hasattr(script, "check"):
+        script.check(options)
 
 
 def bench(argv: Sequence[str]) -> int:
@@ -99,7 +123,9 @@ def dispatch(argv: Sequence[str]) -> int:
     if argv[0] in TAKES_COMMAND:
         cut = next((at for at in range(1, len(argv)) if argv[at] in ("--", "bench", *COMMANDS)), len(argv))
         behind = argv[cut + 1:] if argv[cut:cut + 1] == ["--"] else argv[cut:]
-        return run(module, config_class, argv[1:cut], f"odin {argv[0]}", behind)
+        script, options = parsed(module, config_class, argv[1:cut], f"odin {argv[0]}")
+        check(behind)  # a mistake is told once, not by every process
+        return script.main(options, behind) or 0
     return run(module, config_class, argv[1:], f"odin {argv[0]}")
 
 
@@ -117,6 +143,7 @@ def is_users_fault(error: BaseException) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry of the console command: a user's mistake is one line on stderr and exit code 2."""
+    never_swallow()
     try:
         sys.exit(dispatch(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:

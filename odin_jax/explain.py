@@ -157,11 +157,13 @@ def _read_windows(path: Path, from_step: int) -> Windows | None:
     kept = [line for line in lines if line["step"] >= from_step]
     if not kept:
         last = max((line["step"] for line in lines), default=0)
-        raise UserError(f"{path} has no window from step {from_step} on, the last is of step {last}; "
-                        "give a smaller --from-step or train on")
-    if len({len(line["seconds"]) for line in kept}) > 1:
-        raise UserError(f"{path}: seconds are of different numbers of ranks, the run was continued on others; "
-                        "give a --from-step after that")
+        raise UserError(f"{path} has no window from step {from_step} on, the last is of step {last}, and "
+                        "steps on one device have none; give a smaller --from-step or train on")
+    ranks = [len(line["seconds"]) for line in kept]
+    if len(set(ranks)) > 1:
+        since = next(line for line in reversed(kept) if len(line["seconds"]) != ranks[-1])["step"] + 1
+        raise UserError(f"{path}: seconds are of different numbers of ranks, the run was continued on others; give "
+                        f"--from-step {since} to see it on {ranks[-1]}")
     columns = {name: np.array([line[name] for line in kept]) for name in
                ("step", "action", "reason", "wall_s", "seconds", *ROWS)}
     parts = (_by_name([line[part] for line in kept]) for part in PARTS)

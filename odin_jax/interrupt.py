@@ -6,10 +6,32 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
+AGAIN_S = 0.05  # until a signal that was swallowed is sent once more
 SHOW_CURSOR = "\x1b[?25h"
 TOLD = "\nstopping after this step, once its program is compiled; once more to stop at once, without saving"
+
+
+def never_swallow() -> None:
+    """From now on a KeyboardInterrupt that comes up inside a callback, where Python drops it, comes again.
+
+    JAX has a callback at every garbage collection: a Ctrl-C during one would be lost.
+    """
+    if getattr(sys.unraisablehook, "func", None) is not _sent_again:
+        sys.unraisablehook = partial(_sent_again, sys.unraisablehook)
+
+
+def _sent_again(shown: Callable[[Any], Any], unraisable: Any) -> None:
+    if unraisable.exc_type is not KeyboardInterrupt:
+        shown(unraisable)
+        return
+    again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 class Interrupt:

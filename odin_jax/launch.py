@@ -27,6 +27,7 @@ POLL_S = 0.05  # between looks at the children
 REASON_S = 8.0  # after the first failure: for the others to say why they end, before they are told to
 SAVE_S = 60.0  # after a signal was forwarded because of a failure: to end, before they are killed
 BLAMES = re.compile(r"odin: rank (\d+) \(host ")  # begin of the line of a process that ends because of another
+REASON = re.compile(r"odin: (?:rank \d+ \(host \S+, pid \d+\) stopped [^:]*: )?(.*)")  # in last words
 NOISE = re.compile(rb"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.")  # of a library, on stdout
 
 
@@ -56,11 +57,30 @@ class Child:
 
     @property
     def how(self) -> str:
-        """``exit code 2: last line`` or ``killed by SIGKILL``."""
+        """``exit code 1: last line`` or ``killed by SIGKILL``; the program's own last words have been shown."""
         code = self.process.returncode
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        return f"exit code {code}" + (f": {self.last_error[0]}" if self.last_error else "")
+        told = not self.last_error or REASON.match(self.last_error[0])
+        return f"exit code {code}" + ("" if told else f": {self.last_error[0]}")
+
+
+class Heard:
+    """The last words that were shown, so that those of several processes for one reason are shown once."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+        self._lock = threading.Lock()
+
+    def again(self, line: str) -> bool:
+        """Whether ``line`` is some process's last words for a reason that was heard before."""
+        match = REASON.match(line)
+        if match is None:
+            return False
+        with self._lock:
+            before = match[1] in self._reasons
+            self._reasons.add(match[1])
+        return before
 
 
 def launch(config: LaunchConfig, argv: Sequence[str]) -> int:
@@ -112,13 +132,16 @@ def supervise(argv: Sequence[str], environments: Sequence[Mapping[str, str]],
               cores: Sequence[set[int]] | None = None, reason_s: float = REASON_S, save_s: float = SAVE_S) -> int:
     """Run ``argv`` once per environment and prefix all output with ``[rank]``; the exit code of the first failure.
 
+    A reason for which several processes end is shown once.
+
     When one fails, the others have ``reason_s`` to end by themselves; then they get SIGTERM, and after ``save_s``
-    SIGKILL. SIGINT and SIGTERM of this process are forwarded once, so that the children can save; the second
-    one kills them.
+    SIGKILL. SIGINT and SIGTERM of this process are forwarded once, so that the children can save; from the end of the
+    first on, the others have ``save_s``. The second signal kills them.
     """
     signals: list[int] = []
+    heard = Heard()
     with _noting(signals):
-        children = [_start(argv, rank, environment, cores[rank] if cores else None)
+        children = [_start(argv, rank, environment, cores[rank] if cores else None, heard)
                     for rank, environment in enumerate(environments)]
         try:
             return _watch(children, signals, reason_s, save_s)
@@ -141,7 +164,8 @@ def _noting(signals: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start(argv: Sequence[str], rank: int, environment: Mapping[str, str], cores: set[int] | None) -> Child:
+def _start(argv: Sequence[str], rank: int, environment: Mapping[str, str], cores: set[int] | None,
+           heard: Heard) -> Child:
     with _pinned(cores):  # a child inherits the cores of the thread that starts it
         process = subprocess.Popen(argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, start_new_session=True)
@@ -149,7 +173,7 @@ def _start(argv: Sequence[str], rank: int, environment: Mapping[str, str], cores
     for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
         assert pipe is not None
         last = child.last_error if pipe is process.stderr else None
-        child.pumps.append(threading.Thread(target=_pump, args=(rank, pipe, out, last), daemon=True))
+        child.pumps.append(threading.Thread(target=_pump, args=(rank, pipe, out, last, heard), daemon=True))
         child.pumps[-1].start()
     return child
 
@@ -164,7 +188,7 @@ def _pinned(cores: set[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _pump(rank: int, pipe: IO[bytes], out: IO[str], last: list[str] | None) -> None:
+def _pump(rank: int, pipe: IO[bytes], out: IO[str], last: list[str] | None, heard: Heard) -> None:
     """Copy a child's lines to ``out``; a line that was redrawn with carriage returns is shown as it ended."""
     for raw in pipe:
         if NOISE.match(raw):
@@ -172,6 +196,8 @@ def _pump(rank: int, pipe: IO[bytes], out: IO[str], last: list[str] | None) -> N
         line = raw.rstrip(b"\r\n").rsplit(b"\r", 1)[-1].decode(errors="replace")
         if last is not None and line.strip():
             last[:] = [line.strip()]
+            if heard.again(line):
+                continue
         with contextlib.suppress(BrokenPipeError, ValueError):
             out.write(f"[{rank}] {line}\n")
             out.flush()
@@ -189,8 +215,10 @@ def _watch(children: list[Child], signals: list[int], reason_s: float, save_s: f
             term_at = now + reason_s
         if len(signals) > forwarded:
             _send(children, signals[-1] if forwarded == 0 else signal.SIGKILL)
-            forwarded = len(signals)
-        if term_at is not None and now >= term_at and kill_at is None and forwarded == 0:
+            forwarded, term_at = len(signals), None
+        if forwarded and term_at is None and any(child.process.poll() is not None for child in children):
+            term_at = now + save_s  # they end together, once all have saved
+        if term_at is not None and now >= term_at and kill_at is None:
             _send(children, signal.SIGTERM)
             kill_at = now + save_s
         if kill_at is not None and now >= kill_at:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from odin_jax.train_config import TrainConfig
+from odin_jax.train_config import TrainConfig, check_pipeline
 from splat.errors import UserError
 from splat.pipelines.dash import Dash
 from splat.pipelines.gs2d import Gs2d
@@ -25,16 +25,12 @@ def build(config: TrainConfig) -> Pipeline:
     """The pipeline that a resolved configuration names.
 
     ``package.module:factory`` calls ``factory(config)``, which returns any object that follows
-    ``splat.pipelines.protocol.Pipeline``. Raises UserError for an unknown name or a module that cannot be
-    imported.
+    ``splat.pipelines.protocol.Pipeline``. Raises UserError for an unknown name or a module that
+    cannot be imported.
     """
     if ":" in config.pipeline:
         return _elsewhere(config.pipeline)(config)
-    if config.pipeline not in PIPELINES:
-        known = ", ".join(PIPELINES)
-        raise UserError(
-            f"--pipeline {config.pipeline}: unknown; known are {known}, or give package.module:factory"
-        )
+    check_pipeline(config.pipeline)
     return PIPELINES[config.pipeline](config)
 
 

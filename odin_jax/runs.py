@@ -135,11 +135,15 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 def keep_lines(path: Path, step: int) -> None:
     """Take what follows ``step`` out of a JSONL file, as lines of an earlier try, and a last line that is not whole.
 
-    Raises UserError, naming the line, where one has no step, and when the file cannot be written.
+    A file without any line left goes. Raises UserError, naming the line, where one has no step, and when the file
+    cannot be read or written.
     """
-    if not path.exists():
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
         return
-    lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and permissions") from error
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     kept = []
@@ -149,8 +153,46 @@ def keep_lines(path: Path, step: int) -> None:
                 kept.append(line)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise UserError(f"{path} line {number} names no step ({error!r}); delete the line to continue") from error
+    if not kept:
+        forget(path)
+        return
     with atomic_write(path) as file:
         file.writelines(kept)
+
+
+def forget(*paths: Path) -> None:
+    """Delete files of an earlier try. Raises UserError when one cannot be deleted."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot delete {path} ({error.strerror}), which is of an earlier try; delete it or choose "
+                            "another --out") from error
+
+
+class StepLines:
+    """A JSONL file to which a run adds whole lines, each with its step."""
+
+    def __init__(self, path: Path, step: int):
+        """Lines after ``step``, of an earlier try, leave the file; see ``keep_lines``."""
+        self._path = path
+        keep_lines(path, step)
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Write a line to the disk. Raises UserError when that cannot be done; the file then ends as before."""
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                before = file.tell()
+                try:
+                    while data:
+                        data = data[file.write(data):]
+                except OSError:
+                    file.truncate(before)
+                    raise
+        except OSError as error:
+            raise UserError(f"cannot write {self._path} ({error.strerror}); free space or give permission, then the "
+                            "same command continues from the last checkpoint") from error
 
 
 def start_point(run: RunFolder, resume: str, resolved: dict[str, Any]) -> tuple[Path, int] | None:

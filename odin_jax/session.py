@@ -23,6 +23,7 @@ from odin_jax.loaded import LoadedRun
 from odin_jax.parallel import share
 from odin_jax.parallel.hosts import find_hosts
 from odin_jax.parallel.join import Team, joined
+from odin_jax.parallel.same_scene import check_scene
 from odin_jax.progress import Progress, Scalars, StepNumbers
 from odin_jax.record import Clock
 from odin_jax.runs import RunFolder, differences, read_json, start_point, write_json
@@ -77,6 +78,7 @@ def _run(config: TrainConfig, run: RunFolder, team: Team, clock: Clock) -> int:
         return 0
     cache.enable(config.cache_dir)
     scene = scene_of(config)
+    check_scene(scene)
     before = source and source[0].parent / run.survey.name
     pipeline = hooks.surveyed(pipelines.build(config), scene, before, run.survey, team.leads)
     session = Session(config, run, scene, pipeline, team.leads)
@@ -134,7 +136,7 @@ def _position(session: Session, source: tuple[Path, int] | None, clock: Clock) -
 def _train(session: Session, team: Team, position: Position, saved: bool) -> int:
     config, run, leads = session.config, session.run, session.leads
     checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints) if leads else None
-    account = Account(run if leads else None, position.step)
+    account = Account(run if leads else None, position.step, position.step < config.iterations)
     engine = engine_of(config, session.scene, session.pipeline, position, account)
     trainer = Trainer(config, session.pipeline, engine, position, checkpoints, position.step if saved else None)
     with Interrupt(quiet=not leads) as interrupt:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from odin_jax import hooks
 from odin_jax.engine import living
-from odin_jax.runs import RunFolder, keep_lines
+from odin_jax.runs import RunFolder, StepLines
 
 
 class StructureLog:
@@ -15,15 +14,10 @@ class StructureLog:
 
     def __init__(self, run: RunFolder | None, pipeline: Any, step: int):
         """``run`` None: another process writes."""
-        self._path, self._pipeline = None if run is None else run.structure, pipeline
-        if self._path is not None:
-            keep_lines(self._path, step)
+        self._lines, self._pipeline = None if run is None else StepLines(run.structure, step), pipeline
 
     def __call__(self, step: int, events: tuple[str, ...], state: Any) -> None:
         """After the ``events`` of ``step``: rows alive, room for rows, and what the pipeline tells of its schedule."""
-        if self._path is None:
-            return
-        line = {"step": step, "events": list(events), "rows": living(state), "capacity": len(state.alive),
-                **hooks.told(self._pipeline, state, step)}
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if self._lines is not None:
+            self._lines.add({"step": step, "events": list(events), "rows": living(state), "capacity": len(state.alive),
+                             **hooks.told(self._pipeline, state, step)})

@@ -93,6 +93,7 @@ def resolved(config: TrainConfig) -> TrainConfig:
         raise UserError(f"--seed {config.seed}: must be below {SEEDS}")
     if not 0 <= config.tau <= 1:
         raise UserError(f"--tau {config.tau}: must lie between 0 and 1")
+    check_pipeline(config.pipeline)
     _check_options(config)
     if not config.scene.exists():
         raise UserError(f"--scene {config.scene}: no such file or folder; give a capture's folder or .npz")
@@ -101,8 +102,16 @@ def resolved(config: TrainConfig) -> TrainConfig:
     fitted = dataclasses.replace(options.fitted(config.iterations), iterations=config.iterations,
                                  batch=config.batch, cap=config.cap,
                                  white_background=options.white_background or config.background == "white")
+    if config.plan is not None and not config.plan.is_file():
+        raise UserError(f"--plan {config.plan}: no such file; write one with odin plan, or leave the option out")
     plan = None if config.plan is None else config.plan.resolve()
     return dataclasses.replace(config, scene=config.scene.resolve(), plan=plan, **{field: fitted})
+
+
+def check_pipeline(name: str) -> None:
+    """Raise UserError for a name that is none of ours and no ``package.module:factory``."""
+    if name not in OPTIONS and ":" not in name:
+        raise UserError(f"--pipeline {name}: unknown; known are {', '.join(OPTIONS)}, or give package.module:factory")
 
 
 def _check_options(config: TrainConfig) -> None:

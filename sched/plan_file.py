@@ -84,7 +84,8 @@ def load_plan(path: str | Path) -> Plan:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: cannot be read ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else "not a text"
+        raise PlanError(f"{path}: cannot be read ({reason}); check the path, or make the plan anew") from error
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:

@@ -220,6 +220,8 @@ def _plot(
 
 
 if __name__ == "__main__":
-    import tyro
+    import sys
 
-    main(tyro.cli(PlanConfig))
+    from odin_jax.cli import main as odin
+
+    odin(["plan", *sys.argv[1:]])

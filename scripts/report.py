@@ -71,7 +71,7 @@ def main(config: ReportConfig) -> None:
         if run.windows is None:
             _say(console, f"{run.path}: no windows, the run had one device and waited for nobody")
             continue
-        _say(console, "\n" + _window_line(run, run.windows))
+        _say(console, "\n" + _window_line(run, run.windows, config.from_step))
         for table in (_decisions(run.windows), _waits(run.windows), _bytes(run.windows), _rows(run.windows)):
             console.print(table)
         _say(console, _rank_line(run, run.windows))
@@ -161,11 +161,16 @@ def _locality(shares: ViewShares) -> Table:
     return table
 
 
-def _window_line(run: Explained, windows: Windows) -> str:
+def _window_line(run: Explained, windows: Windows, from_step: int) -> str:
     batch = run.record.get("batch")
     speed = f", {windows.samples_per_s(batch):.2f} samples/s" if isinstance(batch, int) else ""
-    return (f"{run.path}: {len(windows.step):,} windows after steps {windows.step[0]:,} to {windows.step[-1]:,} on "
+    line = (f"{run.path}: {len(windows.step):,} windows after steps {windows.step[0]:,} to {windows.step[-1]:,} on "
             f"{windows.seconds.shape[1]} ranks{speed}")
+    steps = run.record.get("iterations")
+    alone = steps - from_step + 1 - len(windows.step) if isinstance(steps, int) else 0
+    if alone <= 0:
+        return line
+    return line + f"\n{alone:,} of its {steps:,} steps ran on one device: they have no window and are not shown below"
 
 
 def _rank_line(run: Explained, windows: Windows) -> str:

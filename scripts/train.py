@@ -5,9 +5,14 @@ from __future__ import annotations
 from odin_jax.config_file import defaults
 from odin_jax.record import Clock
 from odin_jax.session import train
-from odin_jax.train_config import TrainConfig
+from odin_jax.train_config import TrainConfig, resolved
 
-__all__ = ["TrainConfig", "defaults", "main"]
+__all__ = ["TrainConfig", "check", "defaults", "main"]
+
+
+def check(config: TrainConfig) -> None:
+    """Raise UserError for a value that cannot work, before anything is started."""
+    resolved(config)
 
 
 def main(config: TrainConfig) -> int:

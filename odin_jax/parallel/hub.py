@@ -11,7 +11,7 @@ merely busy or stopped is not lost, for nothing depends on how soon it answers.
 Messages are JSON objects, one a line. From a process: {"hello": rank, "of": P, "host": …, "pid": …, "machine": …},
 {"step": n}, {"failed": reason, "code": c, "sure": bool}, {"done": true}. To it: {"go": port of the service, "hosts":
 [machine of each rank]}, {"end": line, "rank": whose fault, "code": exit code}, {"all_done": true}, to rank 0 also
-{"alone": true}.
+{"missing": [ranks that have not come], "left_s": seconds until the verdict}, {"alone": true}.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TICK_S = 0.2  # between looks at the clock
+WORD_S = 5.0  # until rank 0 hears who has not come yet
+AGAIN_S = 60.0  # until it hears of them again
 UNSURE_S = 4.0  # a failure that may be another's fault waits so long for a better reason
 LINGER_S = 60.0  # after a verdict: for the others to end
 RESUME = "the last checkpoint is whole and the same command resumes"
@@ -91,6 +93,7 @@ class Hub:
     went: bool = False
     finished: set[int] = field(default_factory=set)
     released: bool = False
+    told_at: float | None = None  # when rank 0 last heard of those who have not come
 
     def serve(self) -> None:
         """Accept, listen and judge until nobody is left."""
@@ -169,9 +172,19 @@ class Hub:
             self._verdict(member, f"{member.name} was started for {message['of']} processes, rank 0 for "
                                   f"{self.processes}; start all with the same number")
         elif {other.rank for other in self.members} >= set(range(self.processes)):
-            self.went = True
-            ranks = sorted((other for other in self.members if other.rank >= 0), key=lambda other: other.rank)
-            self._tell({"go": self.start_service(), "hosts": [other.machine for other in ranks]})
+            self._go()
+
+    def _go(self) -> None:
+        """All are there."""
+        self.went = True
+        ranks = sorted((member for member in self.members if member.rank >= 0), key=lambda member: member.rank)
+        try:
+            port = self.start_service()
+        except (ImportError, AttributeError, TypeError, RuntimeError) as error:
+            self._end({"end": f"JAX's coordination service does not start at {self.address} ({error}); install a "
+                              "version of JAX that this program was tested with", "rank": -1, "code": LOST_CODE})
+            return
+        self._tell({"go": port, "hosts": [member.machine for member in ranks]})
 
     def _failed(self, member: Member, message: dict[str, Any]) -> None:
         line = f"{member.name} stopped {member.at_step}: {message['failed']}"
@@ -184,11 +197,16 @@ class Hub:
     def _judge_clock(self, now: float, begin: float) -> None:
         if self.unsure and now >= self.unsure[0]:
             self._end(self.unsure[1])
+        if self.went or self.ended:
+            return
         here = {member.rank for member in self.members}
-        if not self.went and now - begin > self.start_s:
-            missing = ", ".join(str(rank) for rank in range(self.processes) if rank not in here)
-            self._end({"end": f"rank {missing} of {self.processes} did not come to {self.address} within "
-                              f"{self.start_s:g} s; start all, and check the address and the firewall",
+        missing = [rank for rank in range(self.processes) if rank not in here]
+        if 0 in here and now >= (begin + WORD_S if self.told_at is None else self.told_at + AGAIN_S):
+            self.told_at = now
+            self._tell({"missing": missing, "left_s": round(begin + self.start_s - now)}, to=0)
+        if now - begin > self.start_s:
+            self._end({"end": f"rank {', '.join(map(str, missing))} of {self.processes} did not come to {self.address} "
+                              f"within {self.start_s:g} s; start all, and check the address and the firewall",
                        "rank": -1, "code": 2})
 
     def _release(self) -> None:
@@ -205,9 +223,10 @@ class Hub:
             self.ended = verdict
             self._tell(verdict)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: dict[str, Any], to: int | None = None) -> None:
+        """Send it to all, or to one rank."""
         for member in self.members:
-            if member.rank >= 0:
+            if member.rank >= 0 and to in (None, member.rank):
                 self._send(member, message)
 
     @staticmethod
@@ -226,7 +245,7 @@ class JaxService:
         self._service: Any = None  # held, or it would stop
 
     def start(self) -> int:
-        """The port it listens on."""
+        """The port it listens on. Not public, see ``odin_jax.parallel.join``; raises what a changed name raises."""
         from jaxlib import _jax  # type: ignore[attr-defined]
 
         with listen(0) as probe:

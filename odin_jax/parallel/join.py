@@ -22,6 +22,7 @@ from sched.errors import PlanError
 from splat.errors import UserError
 
 USERS_CODE, CRASH_CODE, INTERRUPT_CODE = 2, 1, 130  # exit codes as the console command gives them
+KNOWN_JAX = "0.10.2"  # newest version that this was tested with
 LEAST_THREADS = 2  # of XLA:CPU: one computes while the other waits in a collective
 PATIENCE = {  # seconds; a rank that waits for a slow one is not stuck, and the dead are found by the watch
     "xla_cpu_collective_call_terminate_timeout_seconds": 86400,
@@ -76,9 +77,7 @@ def joined(hosts: Hosts | None, local_devices: int | None, timing: Timing | None
 
 def _prepare(local_devices: int | None, several: bool) -> None:
     """Settings that the backend reads when it is made."""
-    from jax._src import xla_bridge
-
-    if xla_bridge.backends_are_initialized():
+    if _jax_runs():
         if several or local_devices not in (None, jax.local_device_count()):
             asked = "several processes" if several else f"--devices {local_devices}"
             raise UserError(f"{asked}: JAX already runs in this process with {jax.local_device_count()} devices; "
@@ -99,20 +98,49 @@ def _prepare(local_devices: int | None, several: bool) -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 
+def _jax_runs() -> bool:
+    """Whether JAX has made a backend. There is no public name for it; where it has moved, ``jax.config`` objects."""
+    try:
+        from jax._src.xla_bridge import backends_are_initialized
+    except ImportError:
+        return False
+    return backends_are_initialized()
+
+
+@contextlib.contextmanager
+def _internals() -> Iterator[None]:
+    """Around the use of what is no public part of JAX: UserError where another version has changed it.
+
+    The public way, ``jax.distributed.initialize``, starts the coordination service inside process 0 (up to 0.10.2,
+    the newest when this was written): it cannot be told to connect to one that runs elsewhere. When process 0 dies, the
+    service dies too, and the client ends every other process from within C++ by a stack trace that names nobody; at
+    exit it waits for processes that are gone.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        raise UserError(f"several processes do not run with JAX {jax.__version__}, whose distributed client is another "
+                        f"one ({error}); install jax=={KNOWN_JAX} and the jaxlib that belongs to it") from error
+
+
 def _connect(hosts: Hosts, meeting: Meeting) -> None:
     """What ``jax.distributed.initialize`` does, with the service in the hub and no abort from within C++."""
-    from jax._src import distributed
-    from jax._src.lib import _jax  # type: ignore[attr-defined]
+    with _internals():
+        from jax._src.distributed import global_state
+        from jax._src.lib import _jax  # type: ignore[attr-defined]
 
-    host = hosts.address[0]
-    shown = "localhost" if hosts.process == 0 else f"[{host}]" if ":" in host else host
-    state: Any = distributed.global_state
-    state.coordinator_address = f"{shown}:{meeting.service_port}"
-    state.process_id, state.num_processes = hosts.process, hosts.processes
-    state.client = _jax.get_distributed_runtime_client(
-        state.coordinator_address, hosts.process, init_timeout=120, heartbeat_timeout=10 * 365 * 86400,
-        shutdown_on_destruction=False, use_compression=True)
+        state: Any = global_state
+        host = hosts.address[0]
+        shown = "localhost" if hosts.process == 0 else f"[{host}]" if ":" in host else host
+        address = f"{shown}:{meeting.service_port}"
+        client = _jax.get_distributed_runtime_client(
+            address, hosts.process, init_timeout=120, heartbeat_timeout=10 * 365 * 86400, shutdown_on_destruction=False,
+            use_compression=True)
+        state.coordinator_address, state.client = address, client
+        state.process_id, state.num_processes = hosts.process, hosts.processes
     state.client.connect()
+    if not jax.distributed.is_initialized():
+        raise UserError(f"JAX {jax.__version__} does not see its processes; install jax=={KNOWN_JAX}")
     mine = share_of_gpus(visible_gpus(dict(os.environ)), meeting.machines, hosts.process)
     if mine:
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, mine)))
@@ -120,9 +148,10 @@ def _connect(hosts: Hosts, meeting: Meeting) -> None:
 
 def _let_go() -> None:
     """Keep JAX from waiting for the others at exit: the hub has seen to that, or they are gone."""
-    from jax._src import distributed
+    with contextlib.suppress(ImportError):
+        from jax._src.distributed import global_state
 
-    distributed.global_state.client = None
+        global_state.client = None
 
 
 def _blame(error: BaseException) -> tuple[str, int, bool]:

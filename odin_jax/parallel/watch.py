@@ -20,6 +20,8 @@ from splat.errors import UserError
 
 TELL_S = 0.25  # between two reports of the step
 RETRY_S = 0.25  # between two attempts to reach the hub
+SILENT_S = 10.0  # of attempts without a word
+NAMED = 8  # ranks that are named where many have not come
 ALONE_S = 10.0  # for the other processes to be gone after all are done
 PATIENCE_S = 30.0  # for the hub's word, beyond the time in which it judges who did not come
 END_S = 15.0  # a failed process that has not ended by itself after so long is ended
@@ -135,8 +137,12 @@ class Watch:
     def _connect(self) -> socket.socket:
         host, port = self._hosts.address
         address = ("localhost" if self._hosts.process == 0 else host, port)
-        end, why = time.monotonic() + self._timing.start_s, ""
-        while time.monotonic() < end:
+        begin, why, told = time.monotonic(), "", False
+        while (waited := time.monotonic() - begin) < self._timing.start_s:
+            if waited > SILENT_S and not told:
+                told = True
+                self._say(f"rank {self._hosts.process} waits for rank 0 at {self._hosts.coordinator}, where nobody "
+                          "answers yet", self._timing.start_s - waited)
             try:
                 connection = socket.create_connection(address, timeout=min(10.0, self._timing.start_s))
                 connection.settimeout(None)
@@ -147,6 +153,11 @@ class Watch:
                 time.sleep(RETRY_S)
         raise UserError(f"--coordinator {self._hosts.coordinator}: nobody answers there for {self._timing.start_s:g} "
                         f"s ({why}); start process 0 on that host, and check the address and the firewall")
+
+    @staticmethod
+    def _say(line: str, left_s: float) -> None:
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
+        print(f"{line}; until {until}, {left_s:.0f} s from now", flush=True)
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._connection is not None
@@ -183,6 +194,11 @@ class Watch:
         if "go" in message:
             self._meeting = Meeting(message["go"], tuple(message["hosts"]))
             self._met.set()
+        elif "missing" in message:
+            missing, all_ = message["missing"], self._hosts.processes
+            named = ", ".join(map(str, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
+            self._say(f"{all_ - len(missing)} of {all_} processes have come to {self._hosts.coordinator}, waiting for "
+                      f"rank {named}", message["left_s"])
         elif "all_done" in message:
             self._released.set()
         elif "alone" in message:

@@ -16,9 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 import odin_jax  # noqa: F401 makes `sched` this project's scheduler
+from odin_jax.options import parse
 from sched.errors import PlanError
 
 SWEEP = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
@@ -39,7 +38,7 @@ class AotBench:
 
 def main(argv: list[str]) -> int:
     """Run the sweep; 0 on success."""
-    config = tyro.cli(AotBench, args=argv)
+    config = parse(AotBench, argv, "odin bench aot")
     if min((*config.images, config.observations, config.repeats, config.batch), default=0) < 1 or not config.images:
         raise PlanError(f"--images {' '.join(map(str, config.images))} --observations {config.observations} --batch "
                         f"{config.batch} --repeats {config.repeats}: all must be at least 1")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 import odin_jax  # noqa: F401 makes `sched` this project's scheduler
+from odin_jax.options import parse
 from sched.build import make_plan, mean_share, survey
 from sched.capture import Capture
 from sched.errors import PlanError
@@ -44,7 +44,7 @@ class ConflictBench:
 
 def main(argv: list[str]) -> int:
     """Measure each batch size; 0 on success."""
-    config = tyro.cli(ConflictBench, args=argv)
+    config = parse(ConflictBench, argv, "odin bench conflict")
     if not config.batch:
         raise PlanError("--batch names no size; give one or more, e.g. --batch 2 4 8")
     capture = read_capture(config.scene, test_every=0)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from odin_jax.options import parse
 from odin_jax.runs import read_json, write_json
 from scripts.bench.hostlab import hostlab
 from splat.errors import UserError
@@ -50,7 +49,7 @@ class OverlapConfig:
 
 def main(argv: list[str]) -> int:
     """Write overlap.json and print it as the last line. Raises UserError where the lab cannot run."""
-    config = tyro.cli(OverlapConfig, args=argv)
+    config = parse(OverlapConfig, argv, "odin bench overlap")
     _check(config)
     config.out.mkdir(parents=True, exist_ok=True)
     start = config.start or _warm_up(config)

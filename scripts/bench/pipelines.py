@@ -19,11 +19,11 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import tyro
 
 from odin_jax.depth_pictures import depth_picture, normal_picture, surface_drawer
 from odin_jax.evaluate import Drawer, to_8_bit, write_png
 from odin_jax.loaded import open_run
+from odin_jax.options import parse
 from odin_jax.runs import RunFolder, read_json, write_json
 from splat.cameras import Camera
 from splat.errors import UserError
@@ -48,7 +48,7 @@ class PipelinesBench:
 
 def main(argv: list[str]) -> int:
     """Write pipelines.json, .md and .png and print the JSON as the last line. Raises UserError when a run fails."""
-    config = tyro.cli(PipelinesBench, args=argv)
+    config = parse(PipelinesBench, argv, "odin bench pipelines")
     for file in config.configs:
         if not file.exists():
             raise UserError(f"--configs {file}: no such file; the presets are in configs/ of the repository")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
+from odin_jax.options import parse
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RenderBench:
 
 def main(argv: list[str]) -> int:
     """Run the benchmark; 0 on success."""
-    config = tyro.cli(RenderBench, args=argv)
+    config = parse(RenderBench, argv, "odin bench render")
     if min(config.repeats, config.devices) < 1 or config.cores < 0:
         from splat.errors import UserError
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
+from odin_jax.options import parse
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ShadowConfig:
 
 def main(argv: list[str]) -> int:
     """Run the benchmark; 0 on success. Raises UserError for a folder without a checkpoint."""
-    config = tyro.cli(ShadowConfig, args=argv)
+    config = parse(ShadowConfig, argv, "odin bench shadow")
     import jax
 
     from splat.errors import UserError

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
+from odin_jax.options import parse
 from odin_jax.runs import write_json
 from scripts.bench.hostlab import hostlab
 from scripts.bench.overlap import FAST_MBIT, PUBLICATION, windows_of
@@ -44,7 +44,7 @@ class WindowConfig:
 
 def main(argv: list[str]) -> int:
     """Write window.json and print it as the last line. Raises UserError where the lab cannot run."""
-    config = tyro.cli(WindowConfig, args=argv)
+    config = parse(WindowConfig, argv, "odin bench window")
     config.out.mkdir(parents=True, exist_ok=True)
     twin = config.out / "twin.npz"
     if not twin.exists():

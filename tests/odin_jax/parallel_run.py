@@ -13,6 +13,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import jax
@@ -26,6 +27,7 @@ from odin_jax import hooks, placement, publish
 from odin_jax.admission import Admission
 from odin_jax.checkpoint import named_leaves
 from odin_jax.executor import Programs, Unit
+from odin_jax.feed import largest
 from odin_jax.fused import Fused
 from odin_jax.history import check
 from odin_jax.lanes import Lanes
@@ -34,6 +36,7 @@ from odin_jax.recorder import Recorder
 from odin_jax.rooms import PairRooms
 from odin_jax.window import Assigned, Runtime
 from splat.cameras import Camera
+from splat.pipelines.dash import SURVEYED, Dash, DashConfig
 from splat.pipelines.gs2d import Gs2d, Gs2dConfig
 from splat.pipelines.gs3d import Gs3d, Gs3dConfig
 from splat.pipelines.protocol import View
@@ -73,7 +76,9 @@ PIPELINES = {"3dgs": (Gs3d, Gs3dConfig, {}), "short-sighted": (ShortSighted, Gs3
              "2dgs": (Gs2d, Gs2dConfig, {"prune_opacity": 0.005, "normal_from": 15, "distortion_from": 5,
                                          "distortion_weight": 10.0}),
              "taming": (Taming, TamingConfig, {"mode": "final_count", "budget": 700, "densify_until": 50,
-                                               "sh_rest_every": 4, "score_views": 3, "grad_threshold": 1e-7})}
+                                               "sh_rest_every": 4, "score_views": 3, "grad_threshold": 1e-7}),
+             "dash": (Dash, DashConfig, {"max_scale": 2, "densify_from": 4, "densify_every": 8, "densify_until": 30,
+                                         "reset_every": 14, "sh_every": 6, "grad_threshold": 1e-7})}
 
 
 def points(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -84,15 +89,24 @@ def points(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return where, rng.integers(0, 256, (POINTS, 3), dtype=np.uint8)
 
 
-def view(seed: int) -> View:
-    """A smooth random photo of a cluster."""
+def survey_of(name: str, config: Any) -> dict[str, Any]:
+    """What a pipeline that surveys its photos would find; DashGS: half the size until the first densification."""
+    if name == "dash":
+        return {"scales": (2.0, 1.0), "energies": (1.0, 4.0), **{key: getattr(config, key) for key in SURVEYED}}
+    return {"views": VIEWS}
+
+
+@functools.cache
+def view(seed: int, scale: int = 1) -> View:
+    """A smooth random photo of a cluster, its sides divided by ``scale``."""
     rng = np.random.default_rng(seed)
     pose = np.eye(4, dtype=np.float32)
     pose[0, 3] = -2.5 * (seed % CLUSTERS) + rng.uniform(-0.3, 0.3)
     y, x = np.mgrid[: SIZE[1], : SIZE[0]] / 10
     photo = 127 + 120 * np.sin(y[..., None] + x[..., None] * rng.uniform(0.5, 1.5, 3))
-    camera = Camera(pose, np.asarray([50, 50, SIZE[0] / 2, SIZE[1] / 2], np.float32), *SIZE)
-    return View(camera, photo.astype(np.uint8), None, np.zeros(3, np.float32))
+    size = (SIZE[0] // scale, SIZE[1] // scale)
+    camera = Camera(pose, np.asarray([50, 50, SIZE[0] / 2, SIZE[1] / 2], np.float32) / scale, *size)
+    return View(camera, hooks.resampled(photo.astype(np.uint8), *size), None, np.zeros(3, np.float32))
 
 
 @functools.cache
@@ -105,7 +119,7 @@ def programs_of(ranks: Ranks, optimizer: str, exchange: str, name: str) -> Progr
     })
     pipeline = kind(config)
     if hasattr(pipeline, "survey"):
-        pipeline = pipeline.with_survey({"views": VIEWS})
+        pipeline = pipeline.with_survey(survey_of(name, config))
     return Programs(ranks, pipeline, exchange, placement.kinds(pipeline, pipeline.init(*points(), extent=1.0, seed=0)))
 
 
@@ -118,15 +132,18 @@ def run(ranks: Ranks, case: Case) -> dict[str, object]:
     state = pipeline.init(*points(), extent=1.0, seed=0)
     placed = placement.place(ranks, pipeline, state)
     rooms = PairRooms()
-    rooms.open(SIZE, 1)
-    rooms.rooms[SIZE] = case.room
     executor, recorder = EXECUTORS[case.executor](programs, rooms), Recorder(len(state.alive))
     runtime = Runtime(programs, executor, Admission(case.path, case.tau), placed, 0, case.dense, recorder=recorder)
-    photos, windows = [view(seed) for seed in range(VIEWS)], []
+    windows = []
     for step in range(1, case.steps + 1):
+        photos = [view(seed, hooks.scale_of(pipeline, step)) for seed in range(VIEWS)]
+        size = largest(photos)
+        if size not in rooms.rooms:
+            rooms.open(size, 1)
+            rooms.rooms[size] = case.room
         places = np.arange(ranks.count * slots).reshape(ranks.count, slots)
         views = (step + CLUSTERS * places) % VIEWS
-        unit = Unit(step, ranks.own([tuple(photos[at] for at in views[rank]) for rank in ranks.local]), SIZE)
+        unit = Unit(step, ranks.own([tuple(photos[at] for at in views[rank]) for rank in ranks.local]), size)
         windows.append(runtime.unit(Assigned(unit, views)))
         if pipeline.events(step):
             windows.append(runtime.drain())
@@ -148,6 +165,7 @@ def run(ranks: Ranks, case: Case) -> dict[str, object]:
         "late_writes": runtime.admission.late_writes,
         "alive": int(np.asarray(state.alive).sum()),
         "structural": runtime.now.structural,
+        "sizes": sorted(rooms.rooms),
         "loss": windows[-1].loss,
         "rooms": sorted(rooms.rooms.values()),
         "means": np.asarray(state.gaussians.means)[:8].tolist(),

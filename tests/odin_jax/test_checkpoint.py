@@ -84,6 +84,12 @@ def test_a_write_that_the_disk_refused_in_the_background_is_one_line(tmp_path, m
         checkpoints.finish()
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"cannot write a checkpoint to .*checkpoints: .*Not a directory"):
+        Checkpoints(tmp_path / "file" / "checkpoints", keep=1)
+
+
 def test_the_system_s_reason_is_picked_from_a_long_text():
     text = "RESOURCE_EXHAUSTED: Error writing \"a/0\": Failed to write 9 bytes to file 4 [os_error_code='28']"
     assert checkpoint._line(ValueError(text)) == "No space left on device"

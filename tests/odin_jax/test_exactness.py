@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -42,6 +43,13 @@ def run(ranks: int, *cases: dict[str, object]) -> list[dict]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@functools.cache
+def others(ranks: int, pipeline: str) -> list[dict]:
+    """Another pipeline than 3DGS on each path: synchronised, quality-first, throughput-first."""
+    paths: list[dict[str, object]] = [{"path": "sync"}, {}, {"path": "throughput", "tau": 0.9}]
+    return run(ranks, *({**path, "pipeline": pipeline} for path in paths))
+
+
 @pytest.fixture(scope="module")
 def two() -> dict[str, dict]:
     """Every case on two ranks."""
@@ -59,7 +67,7 @@ def test_quality_first_is_synchronised_training_bit_for_bit(ranks, optimizer):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("pipeline", ["2dgs", "taming"])
 def test_other_pipelines_are_trained_bit_for_bit_through_structural_events(ranks, pipeline):
-    sync, quality = run(ranks, {"path": "sync", "pipeline": pipeline}, {"pipeline": pipeline})
+    sync, quality, _ = others(ranks, pipeline)
     assert quality["bits"] == sync["bits"] and not quality["violations"]
     assert quality["structural"] > 3 and quality["alive"] != 500
     assert quality["actions"]["partial"] > 5
@@ -104,6 +112,26 @@ def test_throughput_first_reads_late_only_what_the_gates_admit(two):
     bold, never = two["throughput bold"], two["throughput never"]
     assert bold["late_reads"] > 0 and bold["actions"]["delayed"] > 0 and never["late_reads"] == 0
     assert bold["loss"] == pytest.approx(never["loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_throughput_first_of_taming_reads_late_only_what_the_gates_admit(ranks):
+    _, quality, throughput = others(ranks, "taming")
+    assert throughput["violations"] == [] and quality["late_reads"] == 0
+    assert throughput["late_reads"] > 0 and throughput["actions"]["delayed"] > 0
+    assert throughput["loss"] == pytest.approx(quality["loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_dash_is_trained_bit_for_bit_through_a_change_of_resolution(ranks):
+    dash: dict[str, object] = {"pipeline": "dash", "steps": 20}
+    sparse = {**dash, "optimizer": "sparse_adam"}
+    results = run(ranks, {"path": "sync", **dash}, dash, {"path": "sync", **sparse}, sparse)
+    for sync, quality in (results[:2], results[2:]):
+        assert quality["bits"] == sync["bits"] and not quality["violations"]
+        assert quality["sizes"] == [[24, 16], [48, 32]] and quality["alive"] > 500 and quality["structural"] > 3
+        assert sync["actions"].keys() == {"barrier"} and quality["actions"]["partial"] > 5
+    assert results[0]["bits"] != results[2]["bits"]
 
 
 def test_without_validation_the_checker_finds_reads_of_pending_rows(two):

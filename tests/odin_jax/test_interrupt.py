@@ -42,3 +42,24 @@ def test_a_rank_that_does_not_lead_says_nothing():
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM) and errors == ""
+
+
+SWALLOWED = """
+import os, signal, time
+from odin_jax import cli
+class Callback:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000): pass
+def dispatch(argv):
+    call = Callback()
+    del call
+    time.sleep(60)
+cli.dispatch = dispatch
+cli.main([])
+"""
+
+
+def test_an_interrupt_inside_a_callback_is_not_lost():
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

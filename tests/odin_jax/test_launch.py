@@ -16,14 +16,15 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from odin_jax import cli, launch
 from odin_jax.launch import LaunchConfig, environments_of, free_port, shares_of_cores, supervise
-from odin_jax.parallel import hub
+from odin_jax.parallel import hub, join, watch
 from odin_jax.parallel.hosts import Hosts, find_hosts
 from odin_jax.parallel.join import share_of_gpus, visible_gpus
-from odin_jax.parallel.watch import Timing, Watch
+from odin_jax.parallel.watch import Meeting, Timing, Watch
 from splat.errors import UserError
 
 LOOP = Path(__file__).parent / "psum_loop.py"
@@ -123,6 +124,14 @@ def test_the_first_signal_lets_all_save(tmp_path, capsys, number):
     assert err == ""
 
 
+def test_one_that_goes_on_after_a_signal_when_another_has_ended_is_ended(tmp_path):
+    code = SAVES.format(heed=True, folder=tmp_path).replace("sys.exit(128 + number)", "sys.exit(130) if rank else None")
+    begin = time.monotonic()
+    with signals_once_both_run(tmp_path, [signal.SIGINT]):
+        assert run(code, save_s=0.5) == 130
+    assert time.monotonic() - begin < 20
+
+
 def test_the_second_signal_kills(tmp_path):
     begin = time.monotonic()
     with signals_once_both_run(tmp_path, [signal.SIGINT, signal.SIGINT]):
@@ -156,17 +165,47 @@ def test_options_that_cannot_work_are_named(config, named):
         shares_of_cores(config, [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("command", [["--", "train", "--help"], ["train", "--help"]])
+@pytest.mark.parametrize("command", [["--", "eval", "x"], ["eval", "x"]])
 def test_the_command_follows_with_or_without_dashes(monkeypatch, command):
     seen = []
     monkeypatch.setattr("scripts.launch.launch", lambda config, argv: seen.append((config, argv)) or 0)
     assert cli.dispatch(["launch", "--processes", "3", *command]) == 0
-    assert seen == [(LaunchConfig(3), ["train", "--help"])]
+    assert seen == [(LaunchConfig(3), ["eval", "x"])]
 
 
 def test_a_launch_of_nothing_is_a_users_mistake():
     with pytest.raises(UserError, match="which command"):
         cli.dispatch(["launch", "--processes", "2"])
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["launch", "--processes", "2", "--", "train"], "odin launch starts every command but itself"),
+        (["train", "--scene", "x", "--out", "y", "--path", "fast"], "--path fast: unknown; give one of quality, "),
+        (["train", "--scene", "none", "--out", "y"], "--scene none: no such file or folder"),
+        (["train", "--scene", ".", "--out", "y", "--tau", "2"], "--tau 2.0: must lie between 0 and 1"),
+    ],
+)
+def test_a_mistake_in_the_command_is_told_once_and_nothing_is_started(monkeypatch, capsys, command, line):
+    monkeypatch.setattr("scripts.launch.launch", lambda config, argv: pytest.fail("started"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["launch", "--processes", "3", "--", *command])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith(f"odin: {line}") and err.count("\n") == 1
+
+
+def test_equal_last_words_are_shown_once(capsys):
+    """Those of several ranks, and of ranks that end because of the one that said them."""
+    code = ("line = 'odin: photo 7 is broken'\n"
+            "if rank == 2: line = 'odin: rank 1 (host h, pid 1) stopped at step 3: photo 7 is broken'\n"
+            "time.sleep(0.2 * rank); print('note', file=sys.stderr); print(line, file=sys.stderr)\n"
+            "sys.exit(2)")
+    assert run(code, 3) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines[:-1]) == ["[0] note", "[0] odin: photo 7 is broken", "[1] note", "[2] note"]
+    assert re.fullmatch(r"odin launch: rank \d \(pid \d+\) failed, exit code 2", lines[-1])
 
 
 def test_the_program_itself_is_what_runs(capsys):
@@ -204,9 +243,9 @@ def start_hub(monkeypatch):
     monkeypatch.setattr(hub, "UNSURE_S", 0.5)
     threads, servers = [], []
 
-    def start(start_s: float = 5.0, silence_s: float = 5.0) -> int:
+    def start(start_s: float = 5.0, silence_s: float = 5.0, service=lambda: 77) -> int:
         server = hub.listen(0)
-        watched = hub.Hub(server, 2, "here:1", start_s, silence_s, lambda: 77)
+        watched = hub.Hub(server, 2, "here:1", start_s, silence_s, service)
         threads.append(threading.Thread(target=watched.serve, daemon=True))
         threads[-1].start()
         servers.append(server)
@@ -340,7 +379,45 @@ def test_one_who_comes_after_the_verdict_hears_it_and_strangers_are_sent_away(st
     late.close()
 
 
+def test_the_first_rank_hears_who_has_not_come(start_hub, monkeypatch):
+    monkeypatch.setattr(hub, "WORD_S", 0.3)
+    port = start_hub(start_s=60.0)
+    first = Peer(port, 0)
+    word = first.hear("missing")
+    assert word["missing"] == [1] and 55 <= word["left_s"] <= 60
+    second = Peer(port, 1)
+    assert second.hear("go")
+    for peer in (first, second):
+        peer.close()
+
+
+def test_a_coordination_service_that_does_not_start_is_told_to_all(start_hub):
+    def changed() -> int:
+        raise TypeError("unexpected keyword argument")
+
+    port = start_hub(service=changed)
+    peers = [Peer(port, rank) for rank in range(2)]
+    for peer in peers:
+        assert "service does not start at here:1 (unexpected keyword argument)" in peer.hear("end")["end"]
+        peer.close()
+
+
 # Coming to the hub
+
+
+def test_what_a_rank_waits_for_is_one_line_with_the_time_it_ends(capsys, monkeypatch):
+    first = Watch(Hosts("here:1", 20, 0, "options"), Timing())
+    first._take({"missing": [3], "left_s": 90})
+    first._take({"missing": list(range(1, 11)), "left_s": 30})
+    one, many = capsys.readouterr().out.splitlines()
+    said = r"19 of 20 processes have come to here:1, waiting for rank 3; until \d\d:\d\d:\d\d, 90 s from now"
+    assert re.fullmatch(said, one)
+    assert "10 of 20 " in many and "rank 1, 2, 3, 4, 5, 6, 7, 8, …; until" in many
+    monkeypatch.setattr(watch, "SILENT_S", 0)
+    with pytest.raises(UserError, match="nobody answers"):
+        Watch(Hosts(f"127.0.0.1:{free_port()}", 2, 1, "options"), Timing(start_s=0.6)).meet()
+    out = capsys.readouterr().out
+    assert out.startswith("rank 1 waits for rank 0 at 127.0.0.1:") and out.count("\n") == 1
 
 
 def test_a_port_in_use_is_named():
@@ -388,6 +465,18 @@ def test_the_loss_of_the_hub_ends_a_process_that_waits():
     said, code = met_by(hears_and_goes)
     assert re.fullmatch(r"odin: the coordinator at 127.0.0.1:\d+, beside rank 0, was lost.*resumes\n", said)
     assert code == 1
+
+
+def test_a_jax_with_another_distributed_client_is_named(monkeypatch):
+    from jax._src.lib import _jax
+
+    def changed(address, rank):
+        pytest.fail("called")
+
+    monkeypatch.setattr(_jax, "get_distributed_runtime_client", changed)
+    with pytest.raises(UserError, match=r"several processes do not run with JAX .*unexpected keyword.*install jax=="):
+        join._connect(Hosts("here:1", 2, 0, "options"), Meeting(1, ("a", "a")))
+    assert not jax.distributed.is_initialized()
 
 
 def test_gpus_of_a_machine_are_shared_by_its_processes():
@@ -456,7 +545,6 @@ def test_a_killed_rank_ends_the_other_within_seconds_by_one_line(tmp_path, capsy
 
 def test_an_error_of_the_user_on_one_rank_ends_the_other_by_its_reason(tmp_path, capsys):
     assert supervise_loop(tmp_path, free_port(), 100_000, 30, 1, 6) == 2
-    lines = sorted(capsys.readouterr().err.splitlines())
-    assert re.match(r"\[0\] odin: rank 1 \(.*\) stopped at about step 6: photo 7.png is broken; replace it", lines[0])
-    assert lines[1] == "[1] odin: photo 7.png is broken; replace it"
-    assert re.match(r"odin launch: rank 1 \(pid \d+\) failed, exit code 2: odin: photo 7.png is broken", lines[2])
+    reason, launcher = capsys.readouterr().err.splitlines()
+    assert re.match(r"\[[01]\] odin: (rank 1 \(.*\) stopped at about step 6: )?photo 7.png is broken; repl", reason)
+    assert re.fullmatch(r"odin launch: rank 1 \(pid \d+\) failed, exit code 2", launcher)

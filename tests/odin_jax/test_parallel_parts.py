@@ -6,17 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from captures import write_capture
 from hypothesis import given
 from hypothesis import strategies as st
 
 from odin_jax.admission import BROAD, Admission, Counts
 from odin_jax.balance import Balance
+from odin_jax.parallel import same_scene
 from odin_jax.parallel.alike import alike
 from odin_jax.publish import PIECES, pieces, room_for
 from sched.hazards import Action
 from splat.cameras import Camera
+from splat.errors import UserError
 from splat.loss import photometric
 from splat.pipelines.protocol import View
+from splat.scene.load import load_scene
 from splat.scene.types import Photo
 
 
@@ -105,3 +109,30 @@ def test_only_what_everything_else_admits_asks_for_the_gate():
     assert admission.decide(counts, None, gate).action is Action.DELAYED and len(asked) == 1
     assert admission.decide(replace(counts, raw=30), None, gate).action is Action.PARTIAL and len(asked) == 1
     assert admission.decide(counts, "memory", gate).action is Action.BARRIER and len(asked) == 1
+
+
+def test_a_process_with_another_capture_is_told_what_differs(tmp_path, monkeypatch):
+    folder = write_capture(tmp_path / "capture", views=6)
+    scene = load_scene(folder)
+    first, photos = same_scene.described(scene), scene.photos
+    smaller = load_scene(folder, downscale=2)
+    moved = replace(photos[0], view=photos[0].view + 1)
+    assert same_scene.difference(first, same_scene.described(load_scene(folder))) is None
+    for other, unlike in (
+        (replace(scene, photos=photos[:-1]), "5 photos instead of 6, 005.png is missing"),
+        (replace(scene, photos=(*photos, replace(photos[0], name="9.png"))), "7 photos instead of 6, 9.png is one too "
+         "many"),
+        (smaller, "000.png has 24×16 pixels instead of 48×32"),
+        (replace(scene, photos=(moved, *photos[1:])), "other camera poses"),
+        (replace(scene, points=scene.points[:-1]), "other points"),
+        (replace(scene, colours=scene.colours + 1), "other colours of the points"),
+        (replace(scene, train=scene.train[1:]), "other training views"),
+    ):
+        assert same_scene.difference(first, same_scene.described(other)) == unlike
+    same_scene.check_scene(smaller)  # a run of one process
+    monkeypatch.setattr(same_scene.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(same_scene.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(same_scene.share, "from_first", lambda own: first)
+    same_scene.check_scene(scene)
+    with pytest.raises(UserError, match=r"process 1 has another capture in .* than process 0 \(000.png has 24×16"):
+        same_scene.check_scene(smaller)

@@ -158,6 +158,26 @@ def test_a_continued_run_keeps_the_windows_before_its_checkpoint(make_run, monke
     assert list(windows.exposed) == [0.0625] * 5 + [0.25]
 
 
+def test_what_is_of_an_earlier_parallel_try_is_not_shown_as_of_steps_on_one_device(make_run, capsys):
+    folder = make_run("mine")
+    assert outcome(capsys, folder)[0] == 0
+    pictures = [folder / "report" / name for name in figures.PICTURES]
+    assert all(picture.exists() for picture in pictures) and (folder / "trace.json").exists()
+    Account(RunFolder(folder), 12, trains=False).close(lambda own: [own])  # measured again
+    assert all(picture.exists() for picture in pictures) and (folder / "trace.json").exists()
+    again = Account(RunFolder(folder), 5)  # goes on with one device, which makes no windows
+    assert again.close(lambda own: [own]) == {}
+    assert not any(picture.exists() for picture in pictures) and not (folder / "trace.json").exists()
+    assert list(read_run(folder).windows.step) == [1, 2, 3, 4, 5]
+    code, out, err = outcome(capsys, folder)
+    assert (code, err) == (0, "")
+    assert "5 windows after steps 1 to 5 on 2 ranks" in out
+    assert "7 of its 12 steps ran on one device: they have no window" in out
+    assert "ran on one device" not in outcome(capsys, make_run("other"))[1]
+    Account(RunFolder(folder), 0)  # from the start, on one device
+    assert "no windows" in outcome(capsys, folder)[1]
+
+
 def test_tables_and_pictures(make_run, capsys):
     ours, theirs = make_run("mine"), make_run("sync", 0.25, False)
     code, out, err = outcome(capsys, ours, "--baseline", theirs)
@@ -203,7 +223,7 @@ def test_a_run_on_one_device_has_tables_and_says_that_it_has_no_windows(tmp_path
 @pytest.mark.parametrize(("values", "part"), [
     ({"wall_s": None}, "line 3: wall_s is missing"),
     ({"seconds": []}, "line 3: seconds"),
-    ({"seconds": [0.5]}, "different numbers of ranks"),
+    ({"seconds": [0.5]}, "of different numbers of ranks, the run was continued on others; give --from-step 4"),
     ({"waits_s": {"rest": "long"}}, "line 3: waits_s"),
     ({"action": "guess"}, "line 3: action"),
     ({"active": -1}, "line 3: active"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import jax
 import pytest
 
 from odin_jax import cache, train_config
-from odin_jax.runs import RunFolder, differences, keep_lines, read_json, start_point, write_json
+from odin_jax.runs import RunFolder, StepLines, differences, keep_lines, read_json, start_point, write_json
 from odin_jax.session import summary_line
 from odin_jax.train_config import TrainConfig
 from splat.errors import UserError
@@ -84,6 +85,37 @@ def test_lines_of_an_earlier_try_and_a_torn_one_leave_the_file(tmp_path):
     file.write_text('{"step": 1}\n{"step": 3}\n{"step": 4}\n{"step": 2')
     keep_lines(file, 3)
     assert file.read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+def test_a_file_of_which_no_line_is_kept_goes(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"step": 4}\n')
+    keep_lines(file, 3)
+    assert not file.exists()
+
+
+def test_a_line_that_does_not_fit_the_disk_is_one_mistake_and_leaves_the_file_whole(tmp_path):
+    """A limit on the size of files stands for the end of the disk: a part of the line is written, the rest refused."""
+    file, before = tmp_path / "a.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    lines = StepLines(file, 0)
+    lines.add({"step": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*a\.jsonl \(File too large\); .*same command continues"):
+            lines.add({"step": 2, "text": "long"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, heard)
+    assert file.read_text() == '{"step": 1}\n'
+    lines.add({"step": 2})
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_line_in_a_folder_that_is_gone_is_one_mistake(tmp_path):
+    lines = StepLines(tmp_path / "gone" / "a.jsonl", 0)
+    with pytest.raises(UserError, match=r"cannot write .*a\.jsonl \(No such file"):
+        lines.add({"step": 1})
 
 
 @pytest.mark.parametrize("line", [b'{"step": garbage}', b'{"stp": 2}', b"\xff\xfe}", b"[1]", b'{"step": Infinity}'])
