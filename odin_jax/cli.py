@@ -32,6 +32,7 @@ COMMANDS = {
         "look at a trained scene in the browser (needs viser: pip install viser)",
     ),
     "launch": ("scripts.launch", "LaunchConfig", "start several processes of a command: odin launch … -- train …"),
+    "gpu-check": ("scripts.gpu_check", "CheckConfig", "compile a training for GPUs that need not be there; inspect it"),
     "demo": ("scripts.demo", "DemoConfig", "build the embedded scene, train it, show what came out"),
 }
 USERS_FAULT = (

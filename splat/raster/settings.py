@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
+from splat.backend import backend
 
 
 class LoopShape(NamedTuple):
@@ -24,16 +24,16 @@ _FINE_PIXELS = 300_000  # images up to this size gain from fine tiles on a CPU c
 
 
 def forward_shape() -> LoopShape:
-    """Loop shape of the forward pass on the default backend."""
-    return _FORWARD.get(jax.default_backend(), _FORWARD["gpu"])
+    """Loop shape of the forward pass."""
+    return _FORWARD.get(backend(), _FORWARD["gpu"])
 
 
 def backward_shape() -> LoopShape:
-    """Loop shape of the backward pass on the default backend."""
-    return _BACKWARD.get(jax.default_backend(), _BACKWARD["gpu"])
+    """Loop shape of the backward pass."""
+    return _BACKWARD.get(backend(), _BACKWARD["gpu"])
 
 
 def tile_side(width: int, height: int) -> int:
-    """Side of the tiles, pixels, in which an image is blended fastest on the default backend."""
-    fine = jax.default_backend() == "cpu" and width * height <= _FINE_PIXELS
+    """Side of the tiles, pixels, in which an image is blended fastest."""
+    fine = backend() == "cpu" and width * height <= _FINE_PIXELS
     return _FINE_TILE if fine else COARSE_TILE
