@@ -14,9 +14,19 @@ class LoopShape(NamedTuple):
     pixels: int | None  # None: all of the image at once
 
 
+class KernelShape(NamedTuple):
+    """Of the kernels that blend a tile on a GPU."""
+
+    rows: int  # walked before it is asked whether the tile is opaque
+    warps: int  # threads / 32 that share the tile
+
+
 # A CPU core wants a step to stay in its first-level cache; a GPU wants every tile in one step.
 _FORWARD = {"cpu": LoopShape(16, 1024), "gpu": LoopShape(16, None)}
 _BACKWARD = {"cpu": LoopShape(32, 512), "gpu": LoopShape(16, None)}
+
+# A thread has eight pixels of a tile, so that what all pixels of a row share costs little and sums stay in a warp.
+_KERNEL = KernelShape(rows=16, warps=1)
 
 COARSE_TILE = 16  # side of a tile, pixels
 _FINE_TILE = 8  # evaluates half as many responses where footprints are small, but lists twice as many pairs
@@ -31,6 +41,16 @@ def forward_shape() -> LoopShape:
 def backward_shape() -> LoopShape:
     """Loop shape of the backward pass."""
     return _BACKWARD.get(backend(), _BACKWARD["gpu"])
+
+
+def kernel_shape() -> KernelShape:
+    """Shape of the kernels of ``splat.raster.pallas``."""
+    return _KERNEL
+
+
+def in_kernels() -> bool:
+    """Whether Gaussians are blended by the kernels of ``splat.raster.pallas``; else by XLA's loops."""
+    return backend() == "gpu"
 
 
 def tile_side(width: int, height: int) -> int:
