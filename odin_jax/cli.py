@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+from odin_jax.gpu import flags
 
 # name: (module, class of its options, what it does)
 COMMANDS = {
@@ -92,6 +95,7 @@ def dispatch(argv: Sequence[str]) -> int:
 
         print(f"odin {version('odin-jax')}")
         return 0
+    flags.set_for_this_machine(os.environ)
     if argv[0] == "bench":
         return bench(argv[1:])
     if argv[0] not in COMMANDS:

@@ -32,7 +32,10 @@ class CheckConfig:
     optimizer: Literal["adam", "sparse_adam"] = "adam"  # adam: every row is stepped; sparse_adam: visible rows
     path: Literal["sync", "quality", "throughput"] = "quality"  # sync: nothing overlaps, so nothing has to
     exchange: tuple[Literal["psum", "ordered"], ...] = ("psum", "ordered")  # exchanges to compile
-    programs: tuple[Literal["window", "whole", "alone", "scope", "tell"], ...] = ("window", "whole", "scope", "tell")
+    # programs to compile: a window, a publication with nothing beside it, a unit with nothing beside it, what is told
+    # and decided between units, and rows that grow
+    programs: tuple[Literal["window", "whole", "alone", "scope", "tell", "densify"], ...] = (
+        "window", "whole", "scope", "tell", "densify")
     pairs: float = 5.0  # tile-row pairs of a view per row; a trained capture of 50 thousand rows has 5
     active: float = 0.6  # share of the rows that a unit has a gradient in
     urgent: float = 0.3  # share of these that the next unit reads
@@ -74,9 +77,9 @@ def check(config: CheckConfig, exchange: str) -> Checked:
     from odin_jax.gpu.look import facts
 
     ranks, pipeline = _training(config)
-    names = tuple(name for name in config.programs if not (config.path == "sync" and name == "window"))
-    if config.path == "sync" and "alone" not in names:
-        names = (*names, "alone")
+    names = config.programs
+    if config.path == "sync":
+        names = tuple(dict.fromkeys("alone" if name == "window" else name for name in names))
     found, problems, seconds = [], [], {}
     for call in windows.calls(ranks, pipeline, sizes(config), exchange, names):
         start = time.perf_counter()
@@ -84,7 +87,7 @@ def check(config: CheckConfig, exchange: str) -> Checked:
         seconds[call.name] = time.perf_counter() - start
         if config.out:
             (config.out / f"{exchange}-{call.name}.hlo").write_text(compiled.as_text())
-        found.append(facts(call.name, compiled, windows.SCOPES))
+        found.append(facts(call.name, compiled, windows.SCOPES, call.beside))
         problems += [f"{exchange}, {call.name}: {text}" for text in _problems(found[-1], call.overlaps, config.device)]
     return Checked(exchange, found, problems, seconds)
 
@@ -100,24 +103,27 @@ def sizes(config: CheckConfig) -> Any:
     active = max(int(rows * config.active), 2)
     urgent = room_for(max(int(active * config.urgent), 1), rows, GRAIN)
     rest = room_for(max(active - int(active * config.urgent), 1), rows, GRAIN)
-    return Sizes(rows, config.width, config.height, config.views, pair_bucket(int(rows * config.pairs)), urgent, rest)
+    return Sizes(rows, config.width, config.height, config.views, pair_bucket(int(rows * config.pairs)), urgent, rest,
+                 room_for(active, rows, GRAIN))
 
 
 def largest(config: CheckConfig, optimizer: str, tolerance: float = 0.02) -> tuple[int, int]:
-    """(most rows whose window fits the card, bytes of its peak), within ``tolerance``, for an optimizer.
+    """(most rows whose programs fit the card, bytes of the highest peak), within ``tolerance``, for an optimizer.
 
     Memory is nearly linear in rows: two compilations give a line, each further one corrects it.
     """
     from odin_jax.gpu import windows
     from odin_jax.gpu.look import facts
 
-    limit, names = usable(config.device), ("window",) if config.path != "sync" else ("alone",)
+    limit = usable(config.device)
+    names = ("alone" if config.path == "sync" else "window", "whole", "densify")
 
     def peak(rows: int) -> int:
         tried = dataclasses.replace(config, rows=rows, optimizer=optimizer)
         ranks, pipeline = _training(tried)
-        (call,) = windows.calls(ranks, pipeline, sizes(tried), config.exchange[0], names)
-        return facts(call.name, windows.compiled(call), windows.SCOPES).bytes["peak"]
+        calls = windows.calls(ranks, pipeline, sizes(tried), config.exchange[0], names)
+        return max(facts(call.name, windows.compiled(call), windows.SCOPES, call.beside).bytes["peak"]
+                   for call in calls)
 
     low, low_peak = config.rows, peak(config.rows)
     high, high_peak = 2 * low, peak(2 * low)

@@ -7,6 +7,7 @@ backend starts, so this has to come first.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from pathlib import Path
 
 # flag: (value, why)
 XLA = {
@@ -32,6 +33,13 @@ def xla_flags(given: str, more: dict[str, str] | None = None) -> str:
     wanted = {name: value for name, (value, _) in XLA.items()} | (more or {})
     ours = [f"--{name}={value}" for name, value in wanted.items() if name not in named]
     return " ".join([*given.split(), *ours])
+
+
+def set_for_this_machine(environ: MutableMapping[str, str]) -> None:
+    """Put the defaults into the environment of a process that will train on the GPUs of this machine, if it has any."""
+    on_cpu = environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
+    if not on_cpu and any(Path("/dev").glob("nvidia[0-9]*")):
+        set_defaults(environ)
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:

@@ -38,7 +38,7 @@ class Facts:
     """What there is to know of a compiled program without running it."""
 
     name: str
-    bytes: dict[str, int]  # arguments, results, aliased, temporaries and their peak
+    bytes: dict[str, int]  # arguments, results, aliased, temporaries, what else is held, and the peak of all
     exchanges: list[Exchange]
     loops: list[Loop]
     kernels: int  # launched in all; loops of unknown length count once
@@ -47,14 +47,17 @@ class Facts:
     host: list[str]  # instructions that wait for the host
 
 
-def facts(name: str, compiled: Any, scopes: tuple[str, ...]) -> Facts:
-    """The facts of a compiled program; ``scopes`` are the names that its parts may have."""
+def facts(name: str, compiled: Any, scopes: tuple[str, ...], beside: int = 0) -> Facts:
+    """The facts of a compiled program; ``scopes`` are the names that its parts may have.
+
+    ``beside``: bytes that a device holds while it runs and that are not its arguments.
+    """
     program, memory = Program(compiled.as_text()), compiled.memory_analysis()
     sizes = {
         "arguments": memory.argument_size_in_bytes, "results": memory.output_size_in_bytes,
-        "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
+        "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes, "beside": beside,
     }
-    sizes["peak"] = sizes["arguments"] + sizes["results"] - sizes["aliased"] + sizes["temporaries"]
+    sizes["peak"] = beside + sizes["arguments"] + sizes["results"] - sizes["aliased"] + sizes["temporaries"]
     launched = program.launched(program.entry)
     return Facts(
         name, sizes, _exchanges(program, scopes), _loops(program, program.entry, scopes, 0),

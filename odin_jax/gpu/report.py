@@ -21,7 +21,7 @@ def show(config: CheckConfig, outcomes: list[Checked], console: Console) -> None
                   f"{cluster.capability(config.device)}, {usable(config.device) / 1e9:.1f} GB for XLA); "
                   f"{config.pipeline}, {config.optimizer}, {config.rows:,} rows, {config.views} views of "
                   f"{config.width}×{config.height} per GPU")
-    memory = Table("exchange", "program", "peak GB", "arguments", "results not aliased", "temporaries",
+    memory = Table("exchange", "program", "peak GB", "arguments", "new results", "temporaries", "held beside",
                    "largest temporary", "kernels", "loops", "asks host", title="programs")
     parts = Table("exchange", "program", "part", "collective", "MB", "kernels beside it", "loops beside it",
                   title="exchanges, from their start to their end")
@@ -31,7 +31,7 @@ def show(config: CheckConfig, outcomes: list[Checked], console: Console) -> None
             gb = {name: f"{count / 1e9:.2f}" for name, count in found.bytes.items()}
             fresh = f"{(found.bytes['results'] - found.bytes['aliased']) / 1e9:.2f}"
             memory.add_row(outcome.exchange, found.name, gb["peak"], gb["arguments"], fresh, gb["temporaries"],
-                           f"{size / 1e6:.0f} MB {shape}", str(found.kernels), str(len(found.loops)),
+                           gb["beside"], f"{size / 1e6:.0f} MB {shape}", str(found.kernels), str(len(found.loops)),
                            _unknown(found.loops))
             for each in found.exchanges:
                 parts.add_row(outcome.exchange, found.name, each.scope or "-", each.kind, f"{each.bytes / 1e6:.2f}",

@@ -29,6 +29,7 @@ class Sizes:
     pairs: int  # room for tile-row pairs of a view
     urgent: int  # room for rows of C_A that the next unit reads
     rest: int  # room for the other rows of C_A
+    active: int  # room for all rows of C_A
 
 
 def abstract(tree: Any) -> Any:

@@ -124,7 +124,7 @@ def _tile(grid: Grid, order: Any, starts: Any) -> tuple[jax.Array, jax.Array, ja
 
 
 def _walk(begin: jax.Array, end: jax.Array, row: Any, start: Any) -> tuple[jax.Array, Any]:
-    """The first slot that was not reached, and what is carried: ``row(slot, carry)`` over the list, transmittance first.
+    """(first slot that was not reached, what is carried): ``row(slot, carry)`` over the list, transmittance first.
 
     Whether a pixel still lets light through is asked after every few rows only, as all threads have to agree.
     """
