@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from odin_jax.gpu import check, cluster, flags, shapes
+from odin_jax.gpu import check, cluster, flags, roofline, shapes
 from odin_jax.gpu.hlo import Program
 from odin_jax.gpu.look import Facts, facts
+from scripts.bench import gpu
 from splat.errors import UserError
 from splat.pipelines.gs3d import Gs3d, Gs3dConfig
 from splat.pipelines.taming import Taming, TamingConfig
@@ -132,3 +133,18 @@ def test_a_described_state_is_that_of_a_real_one(pipeline):
 def test_options_that_cannot_work_are_refused(change, word):
     with pytest.raises(UserError, match=word):
         check.validated(check.CheckConfig(**change))
+
+
+def test_the_roofline_is_the_longer_of_memory_and_arithmetic():
+    rows, pairs = 1_000_000, 5_000_000
+    ahead = roofline.forward(rows, pairs, 1600 * 1064)
+    assert roofline.update(rows).seconds("rtx4090") == pytest.approx(7 * 59 * 4 * rows / 1008e9)
+    assert ahead.seconds("rtx4090") == pytest.approx(ahead.flops / 82.6e12, rel=0.01)
+    assert (ahead + roofline.backward(rows, pairs, 1600 * 1064)).flops > 2 * ahead.flops
+    assert roofline.described_as("NVIDIA H200") == "h200" and roofline.described_as("cpu") is None
+
+
+@pytest.mark.parametrize("options", [["--sizes", "64by48"], ["--rows", "8"], ["--active", "2"]])
+def test_the_benchmark_refuses_what_cannot_be_timed(options):
+    with pytest.raises(UserError, match=options[0]):
+        gpu.main(options)
