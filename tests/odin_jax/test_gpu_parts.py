@@ -139,7 +139,8 @@ def test_the_roofline_is_the_longer_of_memory_and_arithmetic():
     rows, pairs = 1_000_000, 5_000_000
     ahead = roofline.forward(rows, pairs, 1600 * 1064)
     assert roofline.update(rows).seconds("rtx4090") == pytest.approx(7 * 59 * 4 * rows / 1008e9)
-    assert ahead.seconds("rtx4090") == pytest.approx(ahead.flops / 82.6e12, rel=0.01)
+    assert ahead.seconds("rtx4090") == pytest.approx(ahead.bytes / 1008e9)
+    assert roofline.Work(10**9, 10**12).seconds("rtx4090") == pytest.approx(10**12 / 82.6e12, rel=0.01)
     assert (ahead + roofline.backward(rows, pairs, 1600 * 1064)).flops > 2 * ahead.flops
     assert roofline.described_as("NVIDIA H200") == "h200" and roofline.described_as("cpu") is None
 
