@@ -16,6 +16,8 @@ from odin_jax.gpu import cluster, flags
 from odin_jax.gpu.look import Facts
 from splat.errors import UserError
 
+ROOM_STEP = 1.25  # from one room for pairs to the next (``splat.render.pair_bucket``)
+
 
 @dataclass(frozen=True)
 class CheckConfig:
@@ -110,12 +112,14 @@ def sizes(config: CheckConfig) -> Any:
 def largest(config: CheckConfig, optimizer: str, tolerance: float = 0.02) -> tuple[int, int]:
     """(most rows whose programs fit the card, bytes of the highest peak), within ``tolerance``, for an optimizer.
 
-    Memory is nearly linear in rows: two compilations give a line, each further one corrects it.
+    Memory is nearly linear in rows: two compilations give a line, each further one corrects it. Rows whose pairs the
+    renderer's kernels cannot index do not fit either.
     """
     from odin_jax.gpu import windows
     from odin_jax.gpu.look import facts
+    from splat.raster.pallas import most_pairs
 
-    limit = usable(config.device)
+    limit, most = usable(config.device), int(most_pairs(4) / (config.pairs * ROOM_STEP))
     names = ("alone" if config.path == "sync" else "window", "whole", "densify")
 
     def peak(rows: int) -> int:
@@ -129,7 +133,10 @@ def largest(config: CheckConfig, optimizer: str, tolerance: float = 0.02) -> tup
     high, high_peak = 2 * low, peak(2 * low)
     fits = max(((rows, size) for rows, size in ((low, low_peak), (high, high_peak)) if size <= limit), default=(0, 0))
     for _ in range(4):
-        guess = int(low + (limit * (1 - tolerance / 2) - low_peak) * (high - low) / (high_peak - low_peak))
+        wanted = low + (limit * (1 - tolerance / 2) - low_peak) * (high - low) / (high_peak - low_peak)
+        guess = min(int(wanted), most)
+        if guess == high:
+            break
         low, low_peak, high, high_peak = high, high_peak, guess, peak(guess)
         if high_peak <= limit:
             fits = max(fits, (high, high_peak))

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from splat.backend import backend
+from splat.errors import UserError
 from splat.projection import LOG2_E, MIN_ALPHA
 from splat.raster.settings import kernel_shape
 from splat.raster.walk import MIN_TRANSMITTANCE, capped, tiled, untiled
@@ -25,6 +26,7 @@ from splat.tiles import Grid, TileLists
 
 N_GEOMETRY = 6  # columns of a row: centre x, y, conic xx, xy, yy, log2 opacity; features follow
 CLEARED = 64  # slots that are set to zero together
+MOST_NUMBERS = 2**31 - 1  # of an array that a kernel indexes: Triton's offsets have 32 bits
 
 
 def forward(geometry: jax.Array, features: jax.Array, lists: TileLists, width: int, height: int) -> jax.Array:
@@ -47,13 +49,25 @@ def backward(geometry: jax.Array, features: jax.Array, lists: TileLists, image: 
     return jnp.zeros((n, shape.shape[1]), shape.dtype).at[lists.rows].add(slots, mode="drop")
 
 
+def most_pairs(n_features: int) -> int:
+    """Tile-row pairs of a view up to which the kernels can index the gradients of their slots."""
+    return MOST_NUMBERS // (N_GEOMETRY + n_features)
+
+
 def _kernel(body: Any, grid: Grid, out: jax.ShapeDtypeStruct) -> Any:
     return pl.pallas_call(body, out_shape=out, grid=(grid.count,), interpret=backend() == "cpu",
                           compiler_params=triton.CompilerParams(num_warps=kernel_shape().warps, num_stages=1))
 
 
 def _walked(geometry: jax.Array, features: jax.Array, lists: TileLists) -> tuple[jax.Array, ...]:
-    """Tiles with the longest list first, as they decide when the last program ends; starts, rows, and their table."""
+    """Tiles with the longest list first, as they decide when the last program ends; starts, rows, and their table.
+
+    Raises UserError for more rows or pairs than can be indexed.
+    """
+    most = most_pairs(features.shape[1])
+    if max(len(features), len(lists.rows)) > most:
+        raise UserError(f"{len(features):,} rows with room for {len(lists.rows):,} tile-row pairs in a view: the "
+                        f"kernels index {most:,}; train fewer rows or smaller photos")
     order = jnp.argsort(lists.starts[:-1] - lists.starts[1:]).astype(jnp.int32)
     return order, lists.starts, lists.rows, jnp.concatenate([geometry, features], -1)
 

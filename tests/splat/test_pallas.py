@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from splat import render
+from splat.errors import UserError
 from splat.projection import project
 from splat.raster import blend, pallas
 from splat.raster.reference import raster_ref
@@ -71,3 +73,10 @@ def test_the_renderer_with_kernels_equals_the_twin():
     scale = max(np.abs(leaf).max() for leaf in wanted.values())
     for name, found in named(grads).items():
         np.testing.assert_allclose(found, wanted[name], atol=1e-10 * scale, rtol=1e-8, err_msg=name)
+
+
+def test_more_pairs_than_can_be_indexed_are_refused():
+    geometry, features, lists = lists_of(0, 512)
+    wide = dataclasses.replace(lists, rows=jax.ShapeDtypeStruct((2**28,), jnp.int32))
+    with pytest.raises(UserError, match="index 214,748,364"):
+        jax.eval_shape(lambda *args: pallas.forward(*args, WIDTH, HEIGHT), geometry, features, wide)
