@@ -117,9 +117,10 @@ def largest(config: CheckConfig, optimizer: str, tolerance: float = 0.02) -> tup
     """
     from odin_jax.gpu import windows
     from odin_jax.gpu.look import facts
-    from splat.raster.pallas import most_pairs
+    from splat.raster.kernels import most_pairs
 
-    limit, most = usable(config.device), int(most_pairs(4) / (config.pairs * ROOM_STEP))
+    columns = {"2dgs": 18}.get(config.pipeline, 10)  # numbers that blending reads of a row
+    limit, most = usable(config.device), int(most_pairs(columns) / (config.pairs * ROOM_STEP))
     names = ("alone" if config.path == "sync" else "window", "whole", "densify")
 
     def peak(rows: int) -> int:
@@ -183,6 +184,9 @@ def _problems(found: Facts, overlaps: tuple[tuple[str, str, str], ...], device: 
     if peak > limit:
         wrong.append(f"needs {peak / 1e9:.1f} GB, {device} has {limit / 1e9:.1f} GB for XLA: fewer rows, smaller "
                      "photos, or sparse_adam")
+    if overlaps and any(loop.trips is None for loop in found.loops):
+        scopes = sorted({loop.scope or "the program" for loop in found.loops if loop.trips is None})
+        wrong.append(f"the host is asked for the end of a loop of {', '.join(scopes)} in every round")
     if found.wide:
         wrong.append(f"{found.wide} instructions are 64 bits wide")
     if found.host:

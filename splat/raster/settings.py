@@ -27,6 +27,7 @@ _BACKWARD = {"cpu": LoopShape(32, 512), "gpu": LoopShape(16, None)}
 
 # A thread has eight pixels of a tile, so that what all pixels of a row share costs little and sums stay in a warp.
 _KERNEL = KernelShape(rows=16, warps=1)
+_SURFEL_KERNEL = KernelShape(rows=16, warps=2)  # a pixel carries twice as much, and registers are 255 to a thread
 
 COARSE_TILE = 16  # side of a tile, pixels
 _FINE_TILE = 8  # evaluates half as many responses where footprints are small, but lists twice as many pairs
@@ -48,8 +49,15 @@ def kernel_shape() -> KernelShape:
     return _KERNEL
 
 
+def surfel_kernel_shape() -> KernelShape:
+    """Shape of the kernels of ``splat.surfel.pallas``."""
+    return _SURFEL_KERNEL
+
+
 def in_kernels() -> bool:
-    """Whether Gaussians are blended by the kernels of ``splat.raster.pallas``; else by XLA's loops."""
+    """Whether tiles are blended by the kernels of ``splat.raster.pallas`` and ``splat.surfel.pallas``; else by XLA's
+    loops.
+    """
     return backend() == "gpu"
 
 

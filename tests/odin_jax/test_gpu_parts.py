@@ -82,6 +82,7 @@ def test_a_program_is_read_as_it_is_scheduled():
 def test_what_is_wrong_is_told():
     assert check._problems(found(), OVERLAPS, "rtx4090") == []
     assert "synchronous" in check._problems(found(sync="true"), OVERLAPS, "rtx4090")[0]
+    assert "host" in check._problems(found(trips=""), OVERLAPS, "rtx4090")[0]
     assert "64 bits" in check._problems(found(kind="f64"), OVERLAPS, "rtx4090")[0]
     assert "GB" in check._problems(found(temporaries=25 * 10**9), OVERLAPS, "rtx4090")[0]
     assert check._problems(found(temporaries=25 * 10**9), OVERLAPS, "h200") == []
