@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from odin_jax.gpu import flags
 from odin_jax.interrupt import never_swallow
 
 # name: (module, class of its options, what it does)
@@ -34,6 +36,7 @@ COMMANDS = {
         "look at a trained scene in the browser (needs viser: pip install viser)",
     ),
     "launch": ("scripts.launch", "LaunchConfig", "start several processes of a command: odin launch … -- train …"),
+    "gpu-check": ("scripts.gpu_check", "CheckConfig", "compile a training for GPUs that need not be there; inspect it"),
     "demo": ("scripts.demo", "DemoConfig", "build the embedded scene, train it, show what came out"),
 }
 USERS_FAULT = (
@@ -115,6 +118,7 @@ def dispatch(argv: Sequence[str]) -> int:
 
         print(f"odin {version('odin-jax')}")
         return 0
+    flags.set_for_this_machine(os.environ)
     if argv[0] == "bench":
         return bench(argv[1:])
     if argv[0] not in COMMANDS:

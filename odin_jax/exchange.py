@@ -21,9 +21,20 @@ from odin_jax.parallel.mesh import RANKS
 
 def total(rows: jax.Array, exchange: str) -> jax.Array:
     """Sum over ranks of ``rows`` [M, F], on every rank."""
-    if exchange == "psum":
-        return lax.psum(rows, RANKS)
-    return _in_order(rows, add)
+    return second_half(first_half(rows, exchange), exchange, len(rows))
+
+
+def first_half(rows: jax.Array, exchange: str) -> jax.Array:
+    """What ``ordered`` has of a sum before its second collective, so that each can run beside other work.
+
+    ``psum`` is one collective: it is all in the second half.
+    """
+    return rows if exchange == "psum" else _to_blocks(rows)
+
+
+def second_half(half: jax.Array, exchange: str, count: int) -> jax.Array:
+    """Sum over ranks of ``count`` rows from their ``first_half``, on every rank."""
+    return lax.psum(half, RANKS) if exchange == "psum" else _from_blocks(half, add, count)
 
 
 def union(words: jax.Array) -> jax.Array:
@@ -44,11 +55,21 @@ def bytes_of_total(rows: int, width: int, ranks: int) -> int:
 
 def _in_order(array: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
     """All ranks' arrays [M, ...] combined in the order of the ranks: each rank does a block, then all get all."""
+    return _from_blocks(_to_blocks(array), combine, len(array))
+
+
+def _to_blocks(array: jax.Array) -> jax.Array:
+    """[R, M/R, ...]: this rank's block of the arrays [M, ...] of all ranks."""
     ranks = lax.axis_size(RANKS)
     if ranks == 1:
-        return array
+        return array[None]
     block = -(-len(array) // ranks)
     padded = jnp.pad(array, [(0, block * ranks - len(array))] + [(0, 0)] * (array.ndim - 1))
-    blocks = lax.all_to_all(padded.reshape(ranks, block, *array.shape[1:]), RANKS, 0, 0)
+    return lax.all_to_all(padded.reshape(ranks, block, *array.shape[1:]), RANKS, 0, 0)
+
+
+def _from_blocks(blocks: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], count: int) -> jax.Array:
+    """[count, ...]: blocks of all ranks, each combined in the order of the ranks on the rank that has it."""
+    ranks = lax.axis_size(RANKS)
     mine = reduce(combine, [blocks[rank] for rank in range(ranks)])
-    return lax.all_gather(mine, RANKS, tiled=True)[: len(array)]
+    return mine if ranks == 1 else lax.all_gather(mine, RANKS, tiled=True)[:count]

@@ -21,8 +21,11 @@ from odin_jax.parallel.mesh import OWN, SAME, Ranks, mine
 from odin_jax.publish import Publication, width
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
+from splat.backend import backend
 
 COMPUTE, COMM = "compute", "communication"  # lanes
+# A GPU adds up the gradients of a row in the order in which they come, unless it is told not to.
+REPRODUCIBLE = {"xla_gpu_deterministic_ops": True}
 
 
 class Unit(NamedTuple):
@@ -120,12 +123,13 @@ class Programs:
         """``kind``: the exchange, psum or ordered; ``state_kinds``: see ``placement.kinds``."""
         self.ranks, self.pipeline, self.exchange, self.state_kinds = ranks, pipeline, kind, state_kinds
         self._made: dict[Any, Callable[..., Any]] = {}
+        self._options = REPRODUCIBLE if kind == "ordered" and backend() == "gpu" else None
 
     def program(self, key: Any, function: Callable[..., Any], ins: Any, outs: Any,
                 donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """``function`` on every rank (see ``Ranks.program``), made once for each ``key``."""
         if key not in self._made:
-            self._made[key] = self.ranks.program(function, ins, outs, donate)
+            self._made[key] = self.ranks.program(function, ins, outs, donate, self._options)
         return self._made[key]
 
     def words(self, state: Any, unit: Unit | None, expected: Any, step: int) -> tuple[Any, Any]:

@@ -1,8 +1,10 @@
 """One program per window: publication of one unit and forward and backward of the next (design §9, "fused").
 
 On GPU and TPU the programs of a device run in order, so overlap has to happen within one. XLA's latency-hiding
-scheduler turns collectives into start and done with the computation between them; joining the sum of the rest with the
-gradient behind one barrier keeps it from finishing that exchange before the renderer's loop begins.
+scheduler turns collectives into start and done with the computation between them, but finishes each before the next
+loop begins unless something keeps it from doing so: here, a barrier that joins what a collective gives with what the
+loop gives. Colours and, under ``ordered``, the first half of the rest travel beside the making of tile lists; the rest
+travels beside forward and backward. ``odin gpu-check`` compiles this and looks (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from odin_jax.publish import Publication, room_for
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
 from splat.apart import apart
+
+beside = jax.lax.optimization_barrier  # nothing that uses one of the values starts before all of them are there
+# Scopes of a window's program, which name its instructions: parts that travel, then what is computed.
+GEOMETRY, COLOUR, REST, BINS, UNIT = "urgent_geometry", "urgent_colour", "rest", "tile_lists", "forward_backward"
 
 GRAIN = 2  # lengths of row lists to a doubling
 SPARE = 2.0  # a program that is there is used for lists that together are so many times shorter
@@ -163,10 +169,23 @@ class Fused:
         return self._programs.program(("whole", room, fields), run, (kinds, OWN, SAME, SAME, SAME), kinds, (0,))
 
     def _part(self, state: Any, grads: Any, rows: Any, fields: Any, room: int, visible: Any, inputs: Any) -> Any:
+        indices, half = self._sent(grads, rows, fields, room)
+        return self._applied(state, indices, self._received(half, room), fields, visible, inputs)
+
+    def _sent(self, grads: Any, rows: Any, fields: tuple[str, ...], room: int) -> tuple[Any, Any]:
+        """The list of ``rows`` and the first half of the exchange of their gradients; None where nothing travels."""
         if room == 0 or not fields:
-            return state
+            return None, None
         indices = stages.row_list(rows, room)
-        summed = exchange.total(publish.stage(grads, indices, fields), self._programs.exchange)
+        return indices, exchange.first_half(publish.stage(grads, indices, fields), self._programs.exchange)
+
+    def _received(self, half: Any, room: int) -> Any:
+        """The sum over ranks of what was sent."""
+        return None if half is None else exchange.second_half(half, self._programs.exchange, room)
+
+    def _applied(self, state: Any, indices: Any, summed: Any, fields: Any, visible: Any, inputs: Any) -> Any:
+        if summed is None:
+            return state
         return publish.apply(self._pipeline, state, indices, summed, fields, visible, inputs)
 
     def _window(self, room: int, urgent_room: int, rest_room: int, fields: tuple[str, ...]) -> Any:
@@ -175,18 +194,26 @@ class Fused:
 
         def run(state, grads, active, visible, urgent, inputs, views, step):
             state = publish.settle(self._pipeline, state, active, visible, inputs, fields)
-            state = self._part(state, grads, urgent, geometry, urgent_room, visible, inputs)
-            binned = self._bins(room, state, views, step)
-            state = self._part(state, grads, urgent, colour, urgent_room, visible, inputs)
-            produced = self._compute(room, state, views, step, binned)
-            if rest_room == 0:
+            with jax.named_scope(GEOMETRY):
+                state = self._part(state, grads, urgent, geometry, urgent_room, visible, inputs)
+            with jax.named_scope(BINS):
+                binned = self._bins(room, state, views, step)
+            with jax.named_scope(COLOUR):
+                listed, half = self._sent(grads, urgent, colour, urgent_room)
+                colours = self._received(half, urgent_room)
+            with jax.named_scope(REST):
+                indices, half = self._sent(grads, active & ~urgent, fields, rest_room)
+            binned, colours, half = beside((binned, colours, half))
+            state = self._applied(state, listed, colours, colour, visible, inputs)
+            with jax.named_scope(UNIT):
+                produced = self._compute(room, state, views, step, binned)
+            with jax.named_scope(REST):
+                summed = self._received(half, rest_room)
+            produced, summed = beside((produced, summed))
+            if summed is None:
                 return state, produced, None
-            indices = stages.row_list(active & ~urgent, rest_room)
-            summed = exchange.total(publish.stage(grads, indices, fields), self._programs.exchange)
-            produced, summed = jax.lax.optimization_barrier((produced, summed))
             late = indices, publish.parameters(self._pipeline, state, indices)
-            state = publish.apply(self._pipeline, state, indices, summed, fields, visible, inputs)
-            return state, produced, late
+            return self._applied(state, indices, summed, fields, visible, inputs), produced, late
 
         ins = (kinds, OWN, SAME, SAME, SAME, SAME, OWN, SAME)
         key = ("window", room, urgent_room, rest_room, fields)

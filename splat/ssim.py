@@ -26,6 +26,7 @@ import numpy as np
 from jax import lax
 
 from splat.apart import apart
+from splat.backend import backend
 
 RADIUS = 5  # the window reaches this many pixels to each side
 SIGMA = 1.5  # pixels
@@ -73,7 +74,7 @@ class Layout(NamedTuple):
 
 
 def _strip_rows(height: int, values: int) -> int:
-    cut = jax.default_backend() == "cpu" and values > _WHOLE_VALUES
+    cut = backend() == "cpu" and values > _WHOLE_VALUES
     return min(_STRIP_ROWS, height) if cut else height
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from splat.backend import backend
 from splat.columns import columns, stack
 from splat.projection import MIN_ALPHA, Projected
 
@@ -173,10 +174,12 @@ def _by_depth(depths: jax.Array, shown: jax.Array) -> jax.Array:
 def stable_order(keys: jax.Array, key_bits: int) -> jax.Array:
     """[N] indices that sort ``keys`` [N] uint32 (< 2**key_bits), ties in index order.
 
-    Radix passes over as many key bits as fit beside the index in 32 bits: XLA:CPU sorts one integer operand six
-    times faster than a key with its value.
+    On a GPU XLA hands a key with a value to CUB's radix sort. On a CPU it sorts one integer operand six times faster
+    than a key with its value: there, radix passes over as many key bits as fit beside the index in 32 bits.
     """
     n = keys.shape[0]
+    if backend() == "gpu":
+        return jax.lax.sort((keys, jnp.arange(n, dtype=jnp.int32)), num_keys=1)[1]
     index_bits = max((n - 1).bit_length(), 1)
     digit_bits = 32 - index_bits
     order = place = jnp.arange(n, dtype=jnp.uint32)
@@ -192,5 +195,8 @@ def _sort(tile: jax.Array, rank: jax.Array, n: int, n_tiles: int) -> tuple[jax.A
     if (n_tiles + 1) * n < 2**32:
         key = jax.lax.sort(tile.astype(jnp.uint32) * jnp.uint32(n) + rank.astype(jnp.uint32))
         return (key // jnp.uint32(n)).astype(jnp.int32), (key % jnp.uint32(n)).astype(jnp.int32)
+    if backend() == "gpu":
+        tiles, ranks = jax.lax.sort((tile, rank), num_keys=1)
+        return tiles, ranks
     order = stable_order(tile.astype(jnp.uint32), key_bits=n_tiles.bit_length())
     return tile[order], rank[order]

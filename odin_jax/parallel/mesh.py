@@ -31,11 +31,11 @@ class Ranks:
         self._devices = [devices[rank] for rank in self.local]
 
     def program(self, function: Callable[..., Any], ins: Sequence[Any], outs: Any,
-                donate: tuple[int, ...] = ()) -> Callable[..., Any]:
+                donate: tuple[int, ...] = (), options: dict[str, Any] | None = None) -> Callable[..., Any]:
         """``function`` compiled to run on every rank; it may use collectives over ``RANKS``.
 
         ``ins`` has SAME or OWN, or a pytree prefix of them, per argument; ``outs`` likewise. Compiled on the first
-        call and for each new shape. Arguments named in ``donate`` are used up.
+        call and for each new shape. Arguments named in ``donate`` are used up; ``options`` are XLA's.
         """
         ins = tuple(ins)
 
@@ -44,7 +44,7 @@ class Ranks:
             return _widened(outs, result)
 
         mapped = jax.shard_map(on_rank, mesh=self.mesh, in_specs=ins, out_specs=outs, check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate)
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=options)
 
     def same(self, tree: Any) -> Any:
         """The pytree on all ranks; every process must give the same values."""

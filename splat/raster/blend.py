@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from splat.projection import LOG2_E, MIN_ALPHA
+from splat.raster import pallas
 from splat.raster.exp2 import exp2
-from splat.raster.settings import backward_shape, forward_shape
+from splat.raster.settings import backward_shape, forward_shape, in_kernels
 from splat.raster.walk import (
     LANES,
     MIN_TRANSMITTANCE,
@@ -175,16 +176,17 @@ def blend(geometry: jax.Array, features: jax.Array, lists: TileLists, width: int
     ``geometry`` [N, 6]: centre x, y (pixels), conic xx, xy, yy (1/pixels²), log2 opacity. ``features`` [N, F].
     Differentiable in both; list membership and the 1/255 and 1e-4 tests count as constants (spec §1.4).
     """
-    return each(_forward, width=width, height=height)(geometry, features, lists)
+    forward = pallas.forward if in_kernels() else _forward
+    return each(forward, width=width, height=height)(geometry, features, lists)
 
 
 def _blend_fwd(geometry, features, lists, width, height):
-    image = each(_forward, width=width, height=height)(geometry, features, lists)
+    image = blend(geometry, features, lists, width, height)
     return image, (geometry, features, lists, image)
 
 
 def _blend_bwd(width, height, saved, d_image):
-    grads = each(_backward)(*saved, d_image)
+    grads = each(pallas.backward if in_kernels() else _backward)(*saved, d_image)
     return grads[:, :N_GEOMETRY], grads[:, N_GEOMETRY:], None
 
 

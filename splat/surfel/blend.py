@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from splat.projection import LOG2_E, MIN_ALPHA
 from splat.raster.exp2 import exp2
-from splat.raster.settings import backward_shape, forward_shape
+from splat.raster.settings import backward_shape, forward_shape, in_kernels
 from splat.raster.walk import (
     LANES,
     MIN_TRANSMITTANCE,
@@ -35,12 +35,11 @@ from splat.raster.walk import (
     tiled,
     untiled,
 )
+from splat.surfel import pallas
 from splat.surfel.geometry import LOW_PASS, N_FEATURES, N_GEOMETRY
+from splat.surfel.pallas import FARTHEST, MEDIAN, N_MAPS
 from splat.tiles import TileLists
 
-FARTHEST = 1e12  # hits beyond this depth count as none: the ray runs along the disk
-MEDIAN = 0.5  # the median depth is that of the last hit in front of which more than this is let through
-N_MAPS = N_FEATURES + 5  # features, then Σ w·depth, Σ w·I, Σ w·I², Σ w, median depth
 N_PLANES = 12  # U (3), V (3), I (3), low-pass centre (2), log2 opacity
 
 
@@ -238,16 +237,21 @@ def blend_surfels(geometry: jax.Array, features: jax.Array, lists: TileLists, wi
     the hit, ``near`` in world units. Differentiable in both; list membership, the near plane, and the 1/255 and 1e-4
     tests count as constants.
     """
-    return each(_forward, width=width, height=height, near=near)(geometry, features, lists)[0]
+    return _maps(geometry, features, lists, width, height, near)[0]
+
+
+def _maps(geometry, features, lists, width, height, near):
+    forward = pallas.forward if in_kernels() else _forward
+    return each(forward, width=width, height=height, near=near)(geometry, features, lists)
 
 
 def _blend_fwd(geometry, features, lists, width, height, near):
-    maps, median = each(_forward, width=width, height=height, near=near)(geometry, features, lists)
+    maps, median = _maps(geometry, features, lists, width, height, near)
     return maps, (geometry, features, lists, maps, median)
 
 
 def _blend_bwd(width, height, near, saved, d_maps):
-    grads = each(_backward, near=near)(*saved, d_maps)
+    grads = each(pallas.backward if in_kernels() else _backward, near=near)(*saved, d_maps)
     return grads[:, :N_GEOMETRY], grads[:, N_GEOMETRY:], None
 
 
