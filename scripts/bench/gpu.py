@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from odin_jax.options import parse
 from splat.errors import UserError
 
 
@@ -115,8 +116,6 @@ def _state(pipeline: Any, rows: int, seed: int) -> Any:
     import jax
     import jax.numpy as jnp
     import numpy as np
-
-from odin_jax.options import parse
 
     from splat.gaussians import Gaussians
     from splat.pipelines import state as states
