@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 from odin_jax.gpu import cluster
-from odin_jax.gpu.check import CheckConfig, Checked, check, largest, usable, validated
+from odin_jax.gpu.check import CheckConfig, check, largest, usable, validate
 
 
 def main(config: CheckConfig) -> int:
     """Exit code: 0 when all is well, 1 with the reasons on stderr when not."""
-    validated(config)
+    validate(config)
     cluster.prepare()
     from rich.console import Console
 
@@ -27,9 +27,7 @@ def main(config: CheckConfig) -> int:
             rows, peak = largest(config, optimizer)
             console.print(f"{optimizer}: {rows:,} rows fit, {peak / 1e9:.1f} of {usable(config.device) / 1e9:.1f} GB")
         return 0
-    outcomes: list[Checked] = []
-    for exchange in config.exchange:
-        outcomes.append(check(config, exchange))
+    outcomes = [check(config, exchange) for exchange in config.exchange]
     report.show(config, outcomes, console)
     if config.out:
         report.write(config.out, config, outcomes)

@@ -55,8 +55,8 @@ class Checked:
     seconds: dict[str, float]  # that compiling took
 
 
-def validated(config: CheckConfig) -> CheckConfig:
-    """The configuration; raises UserError for a value that cannot work."""
+def validate(config: CheckConfig) -> None:
+    """Raise UserError for a value that cannot work."""
     for name in ("hosts", "gpus", "rows", "width", "height", "views"):
         if getattr(config, name) < 1:
             raise UserError(f"--{name} {getattr(config, name)}: must be at least 1")
@@ -67,7 +67,6 @@ def validated(config: CheckConfig) -> CheckConfig:
         raise UserError("--hosts 1 --gpus 1: a single GPU exchanges nothing; give at least two")
     if not config.pairs > 0:
         raise UserError(f"--pairs {config.pairs}: must be more than 0")
-    return config
 
 
 def check(config: CheckConfig, exchange: str) -> Checked:
@@ -117,9 +116,11 @@ def largest(config: CheckConfig, optimizer: str, tolerance: float = 0.02) -> tup
     """
     from odin_jax.gpu import windows
     from odin_jax.gpu.look import facts
+    from odin_jax.gpu.roofline import FOOTPRINT
     from splat.raster.kernels import most_pairs
+    from splat.surfel.pallas import N_COLUMNS
 
-    columns = {"2dgs": 18}.get(config.pipeline, 10)  # numbers that blending reads of a row
+    columns = N_COLUMNS if config.pipeline == "2dgs" else FOOTPRINT
     limit, most = usable(config.device), int(most_pairs(columns) / (config.pairs * ROOM_STEP))
     names = ("alone" if config.path == "sync" else "window", "whole", "densify")
 

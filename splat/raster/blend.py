@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from splat.projection import LOG2_E, MIN_ALPHA
 from splat.raster import pallas
-from splat.raster.exp2 import exp2
+from splat.raster.response import response, theta_of
 from splat.raster.settings import backward_shape, forward_shape, in_kernels
 from splat.raster.walk import (
     LANES,
@@ -46,18 +46,14 @@ def quadratic(geometry: jax.Array, centre: jax.Array, used: jax.Array) -> jax.Ar
 
     Rows that are not ``used`` [...] respond nowhere.
     """
-    mx, my = geometry[..., 0] - centre[..., 0], geometry[..., 1] - centre[..., 1]
-    a, b, c = (geometry[..., i] * LOG2_E for i in (2, 3, 4))
-    tx, ty = a * mx + b * my, b * mx + c * my
-    theta = (geometry[..., 5] - 0.5 * (tx * mx + ty * my), tx, ty, -0.5 * a, -b, -0.5 * c)
+    theta = theta_of([geometry[..., i] for i in range(N_GEOMETRY)], (centre[..., 0], centre[..., 1]))
     return jnp.stack([jnp.where(used, part, 0 if i else UNUSED_LOG2) for i, part in enumerate(theta)], -1)
 
 
 def responses(theta: jax.Array, side: int) -> jax.Array:
     """[..., P] raw responses of θ [..., 6] at the P pixels of a tile."""
     x, y = pixel_offsets(side, theta.dtype)
-    t = [theta[..., i, None] for i in range(6)]
-    return exp2(t[0] + x * (t[1] + t[3] * x + t[4] * y) + y * (t[2] + t[5] * y))
+    return response([theta[..., i, None] for i in range(6)], x, y)
 
 
 def _table(geometry: jax.Array, features: jax.Array) -> jax.Array:

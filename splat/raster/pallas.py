@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from splat.projection import LOG2_E, MIN_ALPHA
 from splat.raster import kernels
-from splat.raster.settings import kernel_shape
+from splat.raster.response import Centre, response, theta_of
+from splat.raster.settings import KERNEL
 from splat.raster.walk import MIN_TRANSMITTANCE, capped, tiled, untiled
 from splat.tiles import Grid, TileLists
 
@@ -21,7 +22,7 @@ def forward(geometry: jax.Array, features: jax.Array, lists: TileLists, width: i
     """[H, W, F + 1] Σ w·feature and Σ w; arguments as for ``splat.raster.blend.blend``."""
     grid, n_features = lists.grid, features.shape[1]
     out = jax.ShapeDtypeStruct((grid.count, n_features + 1, grid.side**2), features.dtype)
-    kernel = kernels.launch(partial(_forward, grid, n_features), grid, kernel_shape(), out)
+    kernel = kernels.launch(partial(_forward, grid, n_features), grid, KERNEL, out)
     tiles = kernel(*kernels.arguments(geometry, features, lists))
     return untiled(jnp.pad(tiles, ((0, 1), (0, 0), (0, 0))), grid, width, height)
 
@@ -32,7 +33,7 @@ def backward(geometry: jax.Array, features: jax.Array, lists: TileLists, image: 
     grid, (n, n_features) = lists.grid, features.shape
     totals = tiled(jnp.sum(image * d_image, -1, keepdims=True), grid)[:-1, 0]
     out = jax.ShapeDtypeStruct((len(lists.rows), N_GEOMETRY + n_features), features.dtype)
-    kernel = kernels.launch(partial(_backward, grid, n_features), grid, kernel_shape(), out)
+    kernel = kernels.launch(partial(_backward, grid, n_features), grid, KERNEL, out)
     slots = kernel(*kernels.arguments(geometry, features, lists), tiled(d_image, grid)[:-1], totals)
     return kernels.of_rows(slots, lists, n)
 
@@ -44,14 +45,14 @@ def _forward(grid: Grid, n_features: int, order: Any, starts: Any, rows: Any, ta
     def row(slot: jax.Array, carry: Any) -> Any:
         trans, sums = carry
         numbers = kernels.numbers(table, rows[slot], N_GEOMETRY + n_features)
-        alpha = capped(_responses(_quadratic(numbers, centre), x, y))
+        alpha = capped(response(theta_of(numbers, centre), x, y))
         after = trans * (1 - alpha)
         weight = jnp.where(after >= MIN_TRANSMITTANCE, alpha * trans, 0)
         values = (*numbers[N_GEOMETRY:], 1)
         return after, tuple(total + weight * value for total, value in zip(sums, values, strict=True))
 
     start = jnp.ones_like(x), tuple(jnp.zeros_like(x) for _ in range(n_features + 1))
-    _, (_, sums) = kernels.walk(begin, end, kernel_shape().rows, row, start)
+    _, (_, sums) = kernels.walk(begin, end, KERNEL.rows, row, start)
     for column, total in enumerate(sums):
         out[tile, column, :] = total
 
@@ -65,7 +66,7 @@ def _backward(grid: Grid, n_features: int, order: Any, starts: Any, rows: Any, t
     def row(slot: jax.Array, carry: Any) -> Any:
         trans, behind = carry
         numbers = kernels.numbers(table, rows[slot], N_GEOMETRY + n_features)
-        raw = _responses(_quadratic(numbers, centre), x, y)
+        raw = response(theta_of(numbers, centre), x, y)
         alpha = capped(raw)
         after = trans * (1 - alpha)
         blended = after >= MIN_TRANSMITTANCE
@@ -82,25 +83,13 @@ def _backward(grid: Grid, n_features: int, order: Any, starts: Any, rows: Any, t
         return after, behind
 
     start = (jnp.ones_like(x), totals[tile, :])
-    reached, _ = kernels.walk(begin, end, kernel_shape().rows, row, start)
+    reached, _ = kernels.walk(begin, end, KERNEL.rows, row, start)
     kernels.clear(out, reached, end)
 
 
-def _quadratic(geometry: list[jax.Array], centre: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-    """θ: log2 of the response is θ·(1, x, y, x², xy, y²) around the tile's centre (``blend.quadratic``)."""
-    mx, my = geometry[0] - centre[0], geometry[1] - centre[1]
-    a, b, c = (part * LOG2_E for part in geometry[2:5])
-    tx, ty = a * mx + b * my, b * mx + c * my
-    return [geometry[5] - 0.5 * (tx * mx + ty * my), tx, ty, -0.5 * a, -b, -0.5 * c]
-
-
-def _responses(t: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.exp2(t[0] + x * (t[1] + t[3] * x + t[4] * y) + y * (t[2] + t[5] * y))
-
-
 def _by_geometry(d: list[jax.Array], geometry: list[jax.Array],
-                 centre: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-    """Derivatives by a row's geometry from those by θ: the transpose of ``_quadratic``."""
+                 centre: Centre) -> tuple[jax.Array, ...]:
+    """Derivatives by a row's geometry from those by θ: the transpose of ``theta_of``."""
     mx, my = geometry[0] - centre[0], geometry[1] - centre[1]
     a, b, c = (part * LOG2_E for part in geometry[2:5])
     tx, ty = a * mx + b * my, b * mx + c * my

@@ -25,9 +25,11 @@ class KernelShape(NamedTuple):
 _FORWARD = {"cpu": LoopShape(16, 1024), "gpu": LoopShape(16, None)}
 _BACKWARD = {"cpu": LoopShape(32, 512), "gpu": LoopShape(16, None)}
 
-# A thread has eight pixels of a tile, so that what all pixels of a row share costs little and sums stay in a warp.
-_KERNEL = KernelShape(rows=16, warps=1)
-_SURFEL_KERNEL = KernelShape(rows=16, warps=2)  # a pixel carries twice as much, and registers are 255 to a thread
+# Of ``splat.raster.pallas``. A thread has eight pixels of a tile, so that what all pixels of a row share costs little
+# and sums stay in a warp.
+KERNEL = KernelShape(rows=16, warps=1)
+# Of ``splat.surfel.pallas``. A pixel carries twice as much, and registers are 255 to a thread.
+SURFEL_KERNEL = KernelShape(rows=16, warps=2)
 
 COARSE_TILE = 16  # side of a tile, pixels
 _FINE_TILE = 8  # evaluates half as many responses where footprints are small, but lists twice as many pairs
@@ -42,16 +44,6 @@ def forward_shape() -> LoopShape:
 def backward_shape() -> LoopShape:
     """Loop shape of the backward pass."""
     return _BACKWARD.get(backend(), _BACKWARD["gpu"])
-
-
-def kernel_shape() -> KernelShape:
-    """Shape of the kernels of ``splat.raster.pallas``."""
-    return _KERNEL
-
-
-def surfel_kernel_shape() -> KernelShape:
-    """Shape of the kernels of ``splat.surfel.pallas``."""
-    return _SURFEL_KERNEL
 
 
 def in_kernels() -> bool:

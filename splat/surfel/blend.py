@@ -1,8 +1,7 @@
 """Front-to-back blending of surfels over tile lists, with a hand-written gradient (spec §2.2, §2.3, §2.5).
 
-A row is three planes over the image, in coordinates of the tile's centre: U, V and I with u = U/I, v = V/I and 1/I the
-depth of the hit (``splat.surfel.geometry`` divided by z), and beside them the low-pass centre and the opacity. Weights
-follow ``splat.raster.blend``, with its walk over the lists, and its backward pass that needs no walk from the back.
+A row is three planes over the image (``splat.surfel.hits``). Weights follow ``splat.raster.blend``, with its walk over
+the lists, and its backward pass that needs no walk from the back.
 
 All maps but the median are sums of weight times a number of row and pixel. The distortion is
 Σ_{j<i} w_i w_j (m_i − m_j)² = A·Σw m² − (Σw m)² with A = Σw, where m may be replaced by the I that it is linear in.
@@ -17,8 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from splat.projection import LOG2_E, MIN_ALPHA
-from splat.raster.exp2 import exp2
+from splat.projection import MIN_ALPHA
 from splat.raster.settings import backward_shape, forward_shape, in_kernels
 from splat.raster.walk import (
     LANES,
@@ -37,48 +35,22 @@ from splat.raster.walk import (
 )
 from splat.surfel import pallas
 from splat.surfel.geometry import LOW_PASS, N_FEATURES, N_GEOMETRY
-from splat.surfel.pallas import FARTHEST, MEDIAN, N_MAPS
+from splat.surfel.hits import MEDIAN, N_MAPS, N_PLANES, Hits, hits_of, planes_of
 from splat.tiles import TileLists
-
-N_PLANES = 12  # U (3), V (3), I (3), low-pass centre (2), log2 opacity
-
-
-class _Hits(NamedTuple):
-    """Rays of a tile's pixels against rows, [..., P] each."""
-
-    u: jax.Array  # the planes
-    v: jax.Array
-    inverse: jax.Array  # I, 1 where nothing is hit
-    hit: jax.Array  # bool: in front of the near plane
-    disk: jax.Array  # bool: the disk counts, not the low-pass filter
-    raw: jax.Array  # response
 
 
 def _planes(geometry: jax.Array, centre: jax.Array, used: jax.Array) -> jax.Array:
     """[..., 12] planes of rows [..., 12] around ``centre`` [..., 2]; rows that are not ``used`` respond nowhere."""
-    mx, my = geometry[..., 0] - centre[..., 0], geometry[..., 1] - centre[..., 1]
-    inverse = 1 / jnp.where(used, geometry[..., 10], 1)
-    parts = []
-    for constant, column in ((0, 2), (0, 4), (1, 6)):
-        along, down = geometry[..., column], geometry[..., column + 1]
-        parts += [(constant - along * mx - down * my) * inverse, along * inverse, down * inverse]
-    parts += [geometry[..., 8] - centre[..., 0], geometry[..., 9] - centre[..., 1]]
-    return jnp.stack([*(jnp.where(used, part, 0) for part in parts),
-                      jnp.where(used, geometry[..., 11], UNUSED_LOG2)], -1)
+    parts = [geometry[..., i] for i in range(N_GEOMETRY)]
+    parts[10] = jnp.where(used, parts[10], 1)  # z, which is divided by
+    *planes, log2_opacity = planes_of(parts, (centre[..., 0], centre[..., 1]))
+    return jnp.stack([*(jnp.where(used, part, 0) for part in planes), jnp.where(used, log2_opacity, UNUSED_LOG2)], -1)
 
 
-def _hits(planes: jax.Array, side: int, near: float) -> _Hits:
+def _hits(planes: jax.Array, side: int, near: float) -> Hits:
     """The hits of the P pixels of a tile on the planes [..., 12]."""
     x, y = pixel_offsets(side, planes.dtype)
-    p = [planes[..., i, None] for i in range(N_PLANES)]
-    u, v, inverse = (p[i] + p[i + 1] * x + p[i + 2] * y for i in (0, 3, 6))
-    hit = (inverse > 1 / FARTHEST) & (inverse * near <= 1)
-    inverse = jnp.where(hit, inverse, 1)
-    on_disk = (u * u + v * v) / (inverse * inverse)
-    on_screen = LOW_PASS * ((x - p[9]) * (x - p[9]) + (y - p[10]) * (y - p[10]))
-    disk = on_disk <= on_screen
-    raw = exp2(p[11] - (0.5 * LOG2_E) * jnp.where(disk, on_disk, on_screen))
-    return _Hits(u, v, inverse, hit, disk, jnp.where(hit, raw, 0))
+    return hits_of([planes[..., i, None] for i in range(N_PLANES)], x, y, near)
 
 
 def _table(geometry: jax.Array, features: jax.Array) -> jax.Array:
@@ -171,7 +143,7 @@ def _walk_row(walk: _Walk, row: tuple[jax.Array, ...], d_pixel: jax.Array, media
                  put(walk.d_inverses, d_inverse, at))
 
 
-def _d_planes(planes: jax.Array, hits: _Hits, d_log: jax.Array, d_inverse: jax.Array, basis: jax.Array) -> jax.Array:
+def _d_planes(planes: jax.Array, hits: Hits, d_log: jax.Array, d_inverse: jax.Array, basis: jax.Array) -> jax.Array:
     """[chunk, G, 12] derivative by the planes from those by ln response and I, [chunk, G, P] each."""
     by_disk, by_screen = jnp.where(hits.disk, d_log, 0), jnp.where(hits.disk, 0, d_log)
     scale = -by_disk / (hits.inverse * hits.inverse)

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from splat.projection import LOG2_E, MIN_ALPHA
+from splat.projection import MIN_ALPHA
 from splat.raster import kernels
-from splat.raster.settings import surfel_kernel_shape
+from splat.raster.settings import SURFEL_KERNEL
 from splat.raster.walk import MIN_TRANSMITTANCE, capped, tiled, untiled
 from splat.surfel.geometry import LOW_PASS, N_FEATURES, N_GEOMETRY
+from splat.surfel.hits import MEDIAN, N_MAPS, Hits, hits_of, planes_of
 from splat.tiles import Grid, TileLists
 
-FARTHEST = 1e12  # hits beyond this depth count as none: the ray runs along the disk
-MEDIAN = 0.5  # the median depth is that of the last hit in front of which more than this is let through
-N_MAPS = N_FEATURES + 5  # features, then Σ w·depth, Σ w·I, Σ w·I², Σ w, median depth
 N_COLUMNS = N_GEOMETRY + N_FEATURES
-Centre = tuple[jax.Array, jax.Array]
-
-
-class _Hits(NamedTuple):
-    """Rays of a tile's pixels [P] against one row; as in ``splat.surfel.blend``."""
-
-    u: jax.Array
-    v: jax.Array
-    inverse: jax.Array
-    hit: jax.Array
-    disk: jax.Array
-    raw: jax.Array
 
 
 def forward(geometry: jax.Array, features: jax.Array, lists: TileLists, width: int, height: int,
@@ -40,7 +26,7 @@ def forward(geometry: jax.Array, features: jax.Array, lists: TileLists, width: i
     grid, pixels = lists.grid, lists.grid.side**2
     out = (jax.ShapeDtypeStruct((grid.count, N_MAPS, pixels), features.dtype),
            jax.ShapeDtypeStruct((grid.count, pixels), jnp.int32))
-    kernel = kernels.launch(partial(_forward, grid, near), grid, surfel_kernel_shape(), out)
+    kernel = kernels.launch(partial(_forward, grid, near), grid, SURFEL_KERNEL, out)
     maps, median = kernel(*kernels.arguments(geometry, features, lists))
     return (untiled(jnp.pad(maps, ((0, 1), (0, 0), (0, 0))), grid, width, height),
             jnp.pad(median, ((0, 1), (0, 0)), constant_values=-1))
@@ -52,7 +38,7 @@ def backward(geometry: jax.Array, features: jax.Array, lists: TileLists, maps: j
     grid = lists.grid
     totals = tiled(jnp.sum(maps[..., :-1] * d_maps[..., :-1], -1, keepdims=True), grid)[:-1, 0]
     out = jax.ShapeDtypeStruct((len(lists.rows), N_COLUMNS), features.dtype)
-    kernel = kernels.launch(partial(_backward, grid, near), grid, surfel_kernel_shape(), out)
+    kernel = kernels.launch(partial(_backward, grid, near), grid, SURFEL_KERNEL, out)
     slots = kernel(*kernels.arguments(geometry, features, lists), tiled(d_maps, grid)[:-1], totals, median[:-1])
     return kernels.of_rows(slots, lists, len(features))
 
@@ -64,7 +50,7 @@ def _forward(grid: Grid, near: float, order: Any, starts: Any, rows: Any, table:
     def row(slot: jax.Array, carry: Any) -> Any:
         trans, sums, middle, at = carry
         numbers = kernels.numbers(table, rows[slot], N_COLUMNS)
-        hits = _hits(_planes(numbers[:N_GEOMETRY], centre), x, y, near)
+        hits = hits_of(planes_of(numbers[:N_GEOMETRY], centre), x, y, near)
         alpha = capped(hits.raw)
         after = trans * (1 - alpha)
         weight = jnp.where(after >= MIN_TRANSMITTANCE, alpha * trans, 0)
@@ -77,7 +63,7 @@ def _forward(grid: Grid, near: float, order: Any, starts: Any, rows: Any, table:
 
     nothing = jnp.zeros_like(x)
     start = (nothing + 1, (nothing,) * (N_MAPS - 1), nothing, jnp.full(x.shape, -1, jnp.int32))
-    _, (_, sums, middle, at) = kernels.walk(begin, end, surfel_kernel_shape().rows, row, start)
+    _, (_, sums, middle, at) = kernels.walk(begin, end, SURFEL_KERNEL.rows, row, start)
     for column, total in enumerate((*sums, middle)):
         maps[tile, column, :] = total
     median[tile, :] = at
@@ -94,8 +80,8 @@ def _backward(grid: Grid, near: float, order: Any, starts: Any, rows: Any, table
     def row(slot: jax.Array, carry: Any) -> Any:
         trans, behind = carry
         numbers = kernels.numbers(table, rows[slot], N_COLUMNS)
-        planes, to_row = jax.vjp(lambda geometry: _planes(geometry, centre), numbers[:N_GEOMETRY])
-        hits = _hits(planes, x, y, near)
+        planes, to_row = jax.vjp(lambda geometry: planes_of(geometry, centre), numbers[:N_GEOMETRY])
+        hits = hits_of(planes, x, y, near)
         alpha = capped(hits.raw)
         after = trans * (1 - alpha)
         blended = after >= MIN_TRANSMITTANCE
@@ -112,32 +98,11 @@ def _backward(grid: Grid, near: float, order: Any, starts: Any, rows: Any, table
         return after, behind
 
     start = (jnp.ones_like(x), totals[tile, :])
-    reached, _ = kernels.walk(begin, end, surfel_kernel_shape().rows, row, start)
+    reached, _ = kernels.walk(begin, end, SURFEL_KERNEL.rows, row, start)
     kernels.clear(out, reached, end)
 
 
-def _planes(geometry: list[jax.Array], centre: Centre) -> list[jax.Array]:
-    """The 12 numbers of a row's planes around the tile's centre (``blend._planes``)."""
-    mx, my = geometry[0] - centre[0], geometry[1] - centre[1]
-    inverse, parts = 1 / geometry[10], []
-    for constant, column in ((0, 2), (0, 4), (1, 6)):
-        along, down = geometry[column], geometry[column + 1]
-        parts += [(constant - along * mx - down * my) * inverse, along * inverse, down * inverse]
-    return [*parts, geometry[8] - centre[0], geometry[9] - centre[1], geometry[11]]
-
-
-def _hits(p: list[jax.Array], x: jax.Array, y: jax.Array, near: float) -> _Hits:
-    u, v, inverse = (p[i] + p[i + 1] * x + p[i + 2] * y for i in (0, 3, 6))
-    hit = (inverse > 1 / FARTHEST) & (inverse * near <= 1)
-    inverse = jnp.where(hit, inverse, 1)
-    on_disk = (u * u + v * v) / (inverse * inverse)
-    on_screen = LOW_PASS * ((x - p[9]) * (x - p[9]) + (y - p[10]) * (y - p[10]))
-    disk = on_disk <= on_screen
-    raw = jnp.exp2(p[11] - (0.5 * LOG2_E) * jnp.where(disk, on_disk, on_screen))
-    return _Hits(u, v, inverse, hit, disk, jnp.where(hit, raw, 0))
-
-
-def _d_planes(planes: list[jax.Array], hits: _Hits, d_log: jax.Array, d_inverse: jax.Array, x: jax.Array,
+def _d_planes(planes: list[jax.Array], hits: Hits, d_log: jax.Array, d_inverse: jax.Array, x: jax.Array,
               y: jax.Array) -> list[jax.Array]:
     """Derivatives by the planes from those by ln response and I [P]."""
     by_disk, by_screen = jnp.where(hits.disk, d_log, 0), jnp.where(hits.disk, 0, d_log)

@@ -115,8 +115,9 @@ def test_throughput_first_reads_late_only_what_the_gates_admit(two):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_throughput_first_of_taming_reads_late_only_what_the_gates_admit(ranks):
-    _, quality, throughput = others(ranks, "taming")
+@pytest.mark.parametrize("pipeline", ["2dgs", "taming"])
+def test_throughput_first_of_other_pipelines_reads_late_only_what_the_gates_admit(ranks, pipeline):
+    _, quality, throughput = others(ranks, pipeline)
     assert throughput["violations"] == [] and quality["late_reads"] == 0
     assert throughput["late_reads"] > 0 and throughput["actions"]["delayed"] > 0
     assert throughput["loss"] == pytest.approx(quality["loss"], rel=0.05)

@@ -133,7 +133,7 @@ def test_a_described_state_is_that_of_a_real_one(pipeline):
                                               ({"rows": 0}, "--rows"), ({"pairs": 0.0}, "--pairs")])
 def test_options_that_cannot_work_are_refused(change, word):
     with pytest.raises(UserError, match=word):
-        check.validated(check.CheckConfig(**change))
+        check.validate(check.CheckConfig(**change))
 
 
 def test_the_roofline_is_the_longer_of_memory_and_arithmetic():

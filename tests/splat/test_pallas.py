@@ -67,6 +67,17 @@ def test_rows_behind_an_opaque_tile_get_no_gradient():
     np.testing.assert_array_equal(np.abs(grads).max(axis=1) == 0, np.abs(wanted).max(axis=1) == 0)
 
 
+def equal(loss, renderer, twin, inputs, tolerance):
+    """``loss(function, inputs)`` and all of its gradients are those of the twin; ``tolerance`` is of the largest."""
+    (value, grads), (value_twin, grads_twin) = (
+        quick(jax.value_and_grad(functools.partial(loss, function)))(inputs) for function in (renderer, twin))
+    assert np.isclose(value, value_twin, rtol=1e-10)
+    wanted = named(grads_twin)
+    scale = max(np.abs(leaf).max() for leaf in wanted.values())
+    for name, found in named(grads).items():
+        np.testing.assert_allclose(found, wanted[name], atol=tolerance * scale, rtol=100 * tolerance, err_msg=name)
+
+
 def test_the_renderer_with_kernels_equals_the_twin():
     """Image and every gradient, in float64, through ``splat.render`` as a GPU would run it."""
     with jax.enable_x64(True), mock.patch.object(blend, "in_kernels", lambda: True):
@@ -78,13 +89,7 @@ def test_the_renderer_with_kernels_equals_the_twin():
                            probe=inputs.probe, sh_degree=2, options=ROOMY)
             return sum(jnp.sum(getattr(out, name) * getattr(weights, name)) for name in ("image", "alpha", "depth"))
 
-        value, grads = quick(jax.value_and_grad(lambda inputs: loss(render, inputs)))(inputs)
-        value_ref, grads_ref = quick(jax.value_and_grad(lambda inputs: loss(raster_ref, inputs)))(inputs)
-    assert np.isclose(value, value_ref, rtol=1e-10)
-    wanted = named(grads_ref)
-    scale = max(np.abs(leaf).max() for leaf in wanted.values())
-    for name, found in named(grads).items():
-        np.testing.assert_allclose(found, wanted[name], atol=1e-10 * scale, rtol=1e-8, err_msg=name)
+        equal(loss, render, raster_ref, inputs, 1e-10)
 
 
 def test_surfels_in_kernels_equal_the_twin():
@@ -98,13 +103,7 @@ def test_surfels_in_kernels_equal_the_twin():
                            options=OPTIONS)
             return sum(jnp.sum(getattr(out, name) * weights[name]) for name in MAPS)
 
-        value, grads = quick(jax.value_and_grad(lambda inputs: loss(render_surfels, inputs)))(inputs)
-        value_ref, grads_ref = quick(jax.value_and_grad(lambda inputs: loss(surfel_ref, inputs)))(inputs)
-    assert np.isclose(value, value_ref, rtol=1e-10)
-    wanted = named(grads_ref)
-    scale = max(np.abs(leaf).max() for leaf in wanted.values())
-    for name, found in named(grads).items():
-        np.testing.assert_allclose(found, wanted[name], atol=1e-9 * scale, rtol=1e-7, err_msg=name)
+        equal(loss, render_surfels, surfel_ref, inputs, 1e-9)
 
 
 def test_more_pairs_than_can_be_indexed_are_refused():
