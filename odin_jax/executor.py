@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from odin_jax import exchange, publish, stages
-from odin_jax.parallel.mesh import OWN, SAME, Ranks, mine
+from odin_jax.parallel.mesh import OWN, SAME, Ranks, here, mine
 from odin_jax.publish import Publication, width
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced, Word
@@ -83,6 +83,10 @@ class Executor(Protocol):
         """Start forward and backward of ``unit``, which reads ``state``."""
         ...
 
+    def look_ahead(self, unit: Unit) -> None:
+        """``unit`` comes next: what can be done for it while the running unit computes may be done."""
+        ...
+
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         """Publish the urgent rows, then start ``unit`` while the rest is published. Uses up the state."""
         ...
@@ -131,6 +135,16 @@ class Programs:
         if key not in self._made:
             self._made[key] = self.ranks.program(function, ins, outs, donate, self._options)
         return self._made[key]
+
+    def size(self, state: Any) -> tuple[int, int]:
+        """(room for rows, rows alive) of a state."""
+        alive = np.asarray(here(state.alive))
+        return len(alive), int(alive.sum())
+
+    def by_view(self, views: np.ndarray, of_view: Callable[[int], np.ndarray]) -> Any:
+        """Packed sets ``of_view`` of a unit's views [R, S], as the ranks of this process need them."""
+        ranks = self.ranks
+        return ranks.own([np.stack([of_view(int(view)) for view in views[rank]]) for rank in ranks.local])
 
     def words(self, state: Any, unit: Unit | None, expected: Any, step: int) -> tuple[Any, Any]:
         """R⁺ and W⁺ of the next unit's views by rank while ``step`` is pending; empty where no unit follows."""

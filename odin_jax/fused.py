@@ -59,6 +59,9 @@ class Fused:
         produced = self._alone(self._room(unit))(state, unit.views, scalar(unit.step))
         self._running = _Running(state, unit, produced, None, started)
 
+    def look_ahead(self, unit: Unit) -> None:
+        pass
+
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         started = time.perf_counter()
         key = ("window", self._room(unit), pending.fields)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from odin_jax.executor import COMM, COMPUTE, Programs, Times, Unit, fitted, scalar
+from odin_jax.executor import COMPUTE, Programs, Times, Unit, fitted, scalar
+from odin_jax.lane import Lane
 from odin_jax.parallel.mesh import here
 from odin_jax.publish import Publication, pieces, room_for
 from odin_jax.rooms import PairRooms
@@ -50,13 +50,16 @@ class Lanes:
     def __init__(self, programs: Programs, rooms: PairRooms):
         self.times = Times()
         self._programs, self._rooms = programs, rooms
-        self._lane = ThreadPoolExecutor(1, thread_name_prefix="communication")
+        self._lane = Lane(self.times)
         self._running: _Running | None = None
         self._seconds = 0.0
         self._staged: list[Any] = []  # pieces that are being copied out of the gradients
 
     def start(self, state: Any, unit: Unit) -> None:
         self._compute(state, unit, None, self._bins(self._rooms.rooms[unit.size], state, unit))
+
+    def look_ahead(self, unit: Unit) -> None:
+        pass
 
     def overlap(self, state: Any, pending: Publication, unit: Unit) -> None:
         first, others = self._programs.lists()(pending.active, pending.urgent)
@@ -100,15 +103,15 @@ class Lanes:
             self.times.span(COMPUTE, unit.step, "scope", start)
         host = self._programs.each(np.array([self._seconds, stop], np.float32))
         run = partial(self._programs.tell(expected is not None), produced.activity, *words, host)
-        return self._await("word", self._lane.submit(self._timed, step, "word", run))
+        return self._lane.wait("word", self._lane.send(step, "word", run))
 
     def gate(self, produced: Produced, delayed: Any, skipped: Any, mean: float, tau: float, count: int) -> Any:
         room = room_for(count, 8 * delayed.size, 1)
         run = partial(self._programs.gate(tau, room), produced.activity, delayed, skipped, np.float32(mean))
-        return np.asarray(here(self._await("gate", self._lane.submit(self._timed, 0, "gate", run))))
+        return np.asarray(here(self._lane.wait("gate", self._lane.send(0, "gate", run))))
 
     def close(self) -> None:
-        self._lane.shutdown(wait=False, cancel_futures=True)
+        self._lane.close()
 
     def _compute(self, state: Any, unit: Unit, rest: _Part | None, binned: Any) -> None:
         started = time.perf_counter()
@@ -131,7 +134,7 @@ class Lanes:
         for first, length in pieces(count) if fields else ():
             staged = self._programs.stage(fields, length)(grads, rows, scalar(first))
             run = partial(self._programs.total(), staged)
-            sent.append((first, length, self._lane.submit(self._timed, pending.unit, name, run)))
+            sent.append((first, length, self._lane.send(pending.unit, name, run)))
             self._staged.append(staged)
             self.times.add_sent(name, self._programs.bytes_of(grads, fields, length))
         return _Part(name, pending, fields, rows, sent)
@@ -146,19 +149,6 @@ class Lanes:
     def _receive(self, state: Any, part: _Part) -> Any:
         """The state with the update of a part, waiting for its pieces as they come."""
         for first, length, future in part.pieces:
-            summed, program = self._await(part.name, future), self._programs.apply(part.fields, length)
+            summed, program = self._lane.wait(part.name, future), self._programs.apply(part.fields, length)
             state = program(state, part.rows, scalar(first), summed, part.pending.visible, part.pending.inputs)
         return state
-
-    def _await(self, name: str, part: Future[Any]) -> Any:
-        start = time.perf_counter()
-        result = part.result()
-        self.times.wait(name, start)
-        return result
-
-    def _timed(self, unit: int, name: str, run: Callable[[], Any]) -> Any:
-        """On the communication lane: run to the end and note the bar."""
-        start = time.perf_counter()
-        result = jax.block_until_ready(run())
-        self.times.span(COMM, unit, name, start)
-        return result

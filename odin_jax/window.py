@@ -104,6 +104,8 @@ class Runtime:
     def _window(self, before: Assigned, following: Assigned | None, blocking: str | None) -> Window:
         """Finish the unit ``before``, validate the window to the following unit and start that one."""
         step = before.unit.step
+        if following is not None and not blocking and self.admission.path != "sync":
+            self._executor.look_ahead(following.unit)
         state, produced = self._executor.finish()
         self._rest_published(step - 1, state)
         self.now = versions.produce(self.now, step, None)
@@ -158,13 +160,13 @@ class Runtime:
         """Packed rows that each view of the next unit will update, by evidence; None where nobody asks."""
         if following is None or not self.admission.uses_evidence:
             return None
-        ranks, unknown = self._programs.ranks, np.full(-(-self._rows // 8), 0xFF, np.uint8)
+        unknown = np.full(-(-self._rows // 8), 0xFF, np.uint8)
 
         def of_view(view: int) -> np.ndarray:
             words = self.admission.expected(view, self.now.structural)
             return unknown if words is None else words
 
-        return ranks.own([np.stack([of_view(int(view)) for view in following.views[rank]]) for rank in ranks.local])
+        return self._programs.by_view(following.views, of_view)
 
     def _learn(self, before: Assigned, word: Word) -> None:
         if word.views is not None:
@@ -211,8 +213,7 @@ class Runtime:
             self._on_published(step, state)
 
     def _measure(self) -> None:
-        alive = np.asarray(here(self.now.state.alive))
-        self._rows, self._alive = len(alive), int(alive.sum())
+        self._rows, self._alive = self._programs.size(self.now.state)
         self._every_row = self._programs.ranks.same(np.packbits(np.ones(self._rows, bool)))
 
 

@@ -52,18 +52,24 @@ def ssim(image: jax.Array, target: jax.Array, weights: jax.Array | None = None) 
     in ``image`` only: ``target`` and ``weights`` are data, and their cotangents are zero. Not twice
     differentiable.
     """
+    if weights is None:
+        return _sum(image, target, jnp.ones((len(image), 1), image.dtype)) / jnp.asarray(image.size, image.dtype)
+    per_value = jnp.repeat(weights.astype(image.dtype), image.shape[-1], axis=1)
+    return _sum(image, target, per_value) / jnp.maximum(jnp.sum(per_value), jnp.finfo(image.dtype).tiny)
+
+
+def ssim_sum(image: jax.Array, target: jax.Array, weights: jax.Array) -> jax.Array:
+    """[] sum over pixels and channels of ``weights`` [H, W] times the map that ``ssim`` has the mean of."""
+    return _sum(image, target, jnp.repeat(weights.astype(image.dtype), image.shape[-1], axis=1))
+
+
+def _sum(image: jax.Array, target: jax.Array, per_value: jax.Array) -> jax.Array:
+    """[] Σ w S of images [H, W, C]; weights [H, W·C], or [H, 1] for all of a row."""
     height, width, channels = image.shape
     shape = (height, width * channels)
-    if weights is None:
-        per_value = jnp.ones((height, 1), image.dtype)
-        total = jnp.asarray(image.size, image.dtype)
-    else:
-        per_value = jnp.repeat(weights.astype(image.dtype), channels, axis=1)
-        total = jnp.maximum(jnp.sum(per_value), jnp.finfo(image.dtype).tiny)
-    target = target.astype(image.dtype)
     layout = Layout(channels, _strip_rows(height, image.size))
-    weighted: Any = _weighted_sum(layout, image.reshape(shape), target.reshape(shape), per_value)
-    return weighted / total
+    summed: Any = _weighted_sum(layout, image.reshape(shape), target.astype(image.dtype).reshape(shape), per_value)
+    return summed
 
 
 class Layout(NamedTuple):

@@ -74,6 +74,14 @@ def touched(proj: Projected, width: int, height: int) -> jax.Array:
     return inside
 
 
+def pixel_rows(proj: Projected, height: int) -> tuple[jax.Array, jax.Array]:
+    """([N] int32 first, [N] int32 last) row of pixel centres, of an image of ``height`` pixels, that the footprint's
+    box contains; of use where the row is ``touched``.
+    """
+    _, _, half_y = footprint(proj)
+    return _first(proj.geometry[:, 1] - half_y, height), _last(proj.geometry[:, 1] + half_y, height)
+
+
 def _first(edge: jax.Array, size: int) -> jax.Array:
     """Index of the first pixel whose centre lies at or after ``edge``."""
     return jnp.clip(jnp.ceil(edge - 0.5), 0, size).astype(jnp.int32)
@@ -85,9 +93,8 @@ def _last(edge: jax.Array, size: int) -> jax.Array:
 
 
 def _tile_rows(proj: Projected, shown: jax.Array, height: int, side: int) -> _Strips:
-    _, _, half_y = footprint(proj)
-    first = _first(proj.geometry[:, 1] - half_y, height) // side
-    last = _last(proj.geometry[:, 1] + half_y, height) // side
+    first, last = pixel_rows(proj, height)
+    first, last = first // side, last // side
     return _Strips(first, jnp.where(shown, last - first + 1, 0))
 
 

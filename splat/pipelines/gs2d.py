@@ -21,6 +21,7 @@ from splat.gaussians import Gaussians
 from splat.pipelines import unit
 from splat.pipelines.gs2d_config import Gs2dConfig
 from splat.pipelines.gs3d import SOLID, Gs3d
+from splat.pipelines.mixed import MixedSurfels
 from splat.pipelines.protocol import Evidence, View
 from splat.pipelines.state import SplatState
 from splat.surfel.bounds import may_touch_surfels
@@ -32,7 +33,7 @@ from splat.tiles import TileLists
 START_ROTATIONS = 2  # the purpose that sets these random numbers apart from others of the same seed
 
 
-class Gs2d(Gs3d):
+class Gs2d(MixedSurfels, Gs3d):
     """The 2DGS pipeline; see ``splat.pipelines.protocol.Pipeline`` for the contract of each method."""
 
     name = "2dgs"

@@ -27,6 +27,7 @@ from splat.options import RenderOptions
 from splat.pipelines import state as states
 from splat.pipelines import unit
 from splat.pipelines.gs3d_config import Gs3dConfig
+from splat.pipelines.mixed import MixedGaussians
 from splat.pipelines.protocol import Evidence, View
 from splat.pipelines.rows import AdamInputs, Rows, only, present
 from splat.pipelines.state import SplatState
@@ -38,7 +39,7 @@ SH_REST = 15  # coefficients of degrees 1 to 3
 SOLID = 0.5  # alpha above which a pixel shows a surface
 
 
-class Gs3d:
+class Gs3d(MixedGaussians):
     """The 3DGS pipeline; see ``splat.pipelines.protocol.Pipeline`` for the contract of each method."""
 
     name = "3dgs"

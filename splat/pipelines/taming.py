@@ -120,10 +120,15 @@ class Taming(Gs3d):
                       bins: Sequence[TileLists] | None = None) -> tuple[Gaussians, TamingEvidence]:
         """As for 3DGS; the gradient of ``sh_rest`` is that of all units since its last step."""
         grads, evidence = super().loss_and_grad(state, views, step, pair_capacity, bins)
-        total = state.sh_sum + grads.sh_rest * len(views)
+        return self.with_carried(state, grads, evidence, step, len(views))
+
+    def with_carried(self, state: TamingState, grads: Gaussians, evidence: Evidence, step: jax.Array,
+                     views: int) -> tuple[Gaussians, TamingEvidence]:
+        """The mean gradient over so many ``views`` and the evidence, with what earlier units left of ``sh_rest``."""
+        total = state.sh_sum + grads.sh_rest * views
         now = step % self.config.sh_rest_every == 0
         left = jnp.any(total != 0, axis=(1, 2))
-        return replace(grads, sh_rest=total * (1 / len(views))), with_more(
+        return replace(grads, sh_rest=total * (1 / views)), with_more(
             TamingEvidence, evidence, sh_sum=jnp.where(now, 0, total), carried=left & now)
 
     def observe(self, state: TamingState, evidence: TamingEvidence, step: jax.Array) -> TamingState:

@@ -36,7 +36,7 @@ def loss_and_grad(of_view: OfView, gaussians: Gaussians, views: Sequence[View],
         evidence = jax.tree.map(jnp.add, evidence, replace(one, active=None, pairs=None))
         return (jax.tree.map(jnp.add, grads, grads_one), evidence), (one.active[0], one.pairs[0])
 
-    total, of_views, order = _nothing(gaussians), [], []
+    total, of_views, order = nothing(gaussians), [], []
     for places in _by_shape(views):
         total, of_group = jax.lax.scan(add, total, (_stacked(views, places), _stacked(made, places)))
         of_views.append(of_group)
@@ -108,7 +108,7 @@ def took_part(grads: Gaussians) -> jax.Array:
     return jnp.stack(fields).any(axis=0)
 
 
-def _nothing(gaussians: Gaussians) -> tuple[Gaussians, Evidence]:
+def nothing(gaussians: Gaussians) -> tuple[Gaussians, Evidence]:
     """Gradient and evidence of no view."""
     rows, dtype = (gaussians.count,), gaussians.means.dtype
     zero = jnp.zeros((), dtype)

@@ -43,10 +43,19 @@ def surface_normals(depth: jax.Array, camera: Camera) -> jax.Array:
     return jnp.pad(normal, ((1, 1), (1, 1), (0, 0)))
 
 
-def normal_loss(out: SurfelOutput, camera: Camera, depth_ratio: float) -> jax.Array:
-    """[] mean of 1 − N·n·A over the pixels; N the normal map, n that of the depth map, A the alpha as a constant."""
+def normal_misfit(out: SurfelOutput, camera: Camera, depth_ratio: float,
+                  inner: jax.Array | bool = True) -> jax.Array:
+    """[H, W] 1 − N·n·A; N the normal map, n that of the depth map, A the alpha as a constant.
+
+    ``inner`` (shape that broadcasts to the map): where n is to be seen, beside the border of the map, where it is 0.
+    """
     surface = surface_normals(surface_depth(out, depth_ratio), camera) * jax.lax.stop_gradient(out.alpha)[..., None]
-    return jnp.mean(1 - jnp.sum(out.normal * surface, -1))
+    return 1 - jnp.where(inner, jnp.sum(out.normal * surface, -1), 0)
+
+
+def normal_loss(out: SurfelOutput, camera: Camera, depth_ratio: float) -> jax.Array:
+    """[] mean over the pixels of the misfit of the normals."""
+    return jnp.mean(normal_misfit(out, camera, depth_ratio))
 
 
 def regularisation(out: SurfelOutput, camera: Camera, weights: Regularisers, depth_ratio: float) -> jax.Array:

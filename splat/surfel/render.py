@@ -63,14 +63,21 @@ def _render(gaussians: Gaussians, camera: Camera, alive: jax.Array | None, backg
     if lists is None:
         lists = tiles.build(outline, camera.width, camera.height, options.pair_capacity or 1, side)
     maps: Any = blend_surfels(rows.geometry, rows.features, lists, camera.width, camera.height, options.near)
+    visible = tiles.touched(outline, camera.width, camera.height)
+    return shown(maps, lists, background, options, visible)
+
+
+def shown(maps: jax.Array, lists: tiles.TileLists, background: jax.Array | None, options: SurfelOptions,
+          visible: jax.Array) -> SurfelOutput:
+    """The output that the blended ``maps`` [H, W, 11] of ``splat.surfel.blend`` stand for."""
     maps = jnp.where(lists.overflow, jnp.nan, maps)
     image, normal = maps[..., :3], maps[..., 3:6]
     depth, first, second, alpha, median = (maps[..., i] for i in range(6, 11))
     scale = options.far / (options.far - options.near) * options.near
     if background is not None:
         image = image + (1 - alpha)[..., None] * background
-    return SurfelOutput(image, alpha, normal, depth, median, scale**2 * (alpha * second - first * first),
-                        tiles.touched(outline, camera.width, camera.height), lists.pairs, lists.overflow)
+    return SurfelOutput(image, alpha, normal, depth, median, scale**2 * (alpha * second - first * first), visible,
+                        lists.pairs, lists.overflow)
 
 
 def bin_surfels(gaussians: Gaussians, camera: Camera, pair_capacity: int, *, alive: jax.Array | None = None,

@@ -1,0 +1,1 @@
+"""Mixed parallelism: rows divided over ranks, pixels divided over ranks, attributes exchanged between (spec §6)."""
