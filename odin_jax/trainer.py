@@ -39,6 +39,7 @@ class Position:
     rooms: PairRooms = field(default_factory=PairRooms)
     parts: int | None = None  # ranks whose own sums the state's local fields hold along a leading axis; None: no axis
     pairs: dict[int, int] = field(default_factory=dict)  # tile-row pairs of each training view, as far as known
+    mixed: dict[str, Any] = field(default_factory=dict)  # what ``parallel.mp`` keeps: ranks of rows, costs of tile rows
     clock: Clock = field(default_factory=Clock)
 
     def meta(self) -> dict[str, Any]:
@@ -66,7 +67,8 @@ def restored(pipeline: Pipeline, scene: Scene, seed: int, source: tuple[Path, in
     state, meta = checkpoint.restore(*source, template)
     clock.wall_before, clock.cpu_before = meta["wall_s"], meta["cpu_s"]
     pairs: dict[int, int] = dict(meta.get("view_pairs", []))
-    return Position(state, meta["step"], PairRooms.from_json(meta["rooms"]), meta.get("parts"), pairs, clock)
+    return Position(state, meta["step"], PairRooms.from_json(meta["rooms"]), meta.get("parts"), pairs,
+                    meta.get("mixed", {}), clock)
 
 
 class Trainer:

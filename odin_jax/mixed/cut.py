@@ -53,19 +53,19 @@ def tile_rows(height: int) -> int:
     return -(-height // SIDE)
 
 
-def cut_points(costs: np.ndarray, ranks: int) -> np.ndarray:
-    """[ranks + 1] where the list of tile rows is cut, each piece at least one row long.
+def cut_points(costs: np.ndarray, portions: np.ndarray) -> np.ndarray:
+    """[R + 1] where the list of tile rows is cut into pieces for R ranks, each at least one row long.
 
-    ``costs`` [V, T] of every tile row of V images; the pieces cost the same, but that a cut close to the border of an
-    image moves there. Raises UserError when there are fewer tile rows than ranks.
+    ``costs`` [V, T] of every tile row of V images. A rank gets its portion [R] of their sum, but that a cut close to
+    the border of an image moves there. Raises UserError when there are fewer tile rows than ranks.
     """
-    views, each = costs.shape
+    (views, each), ranks = costs.shape, len(portions)
     total = views * each
     if total < ranks:
         raise UserError(f"{views} images of {each} tile rows of {SIDE} pixels cannot be shared by {ranks} ranks: give "
                         "a larger --batch, larger photos or fewer ranks")
     ends = np.concatenate([[0], np.cumsum(np.maximum(costs.ravel(), 1e-9), dtype=np.float64)])
-    wanted = np.interp(np.arange(ranks + 1) / ranks * ends[-1], ends, np.arange(total + 1))
+    wanted = np.interp(np.concatenate([[0], np.cumsum(portions)]) * ends[-1], ends, np.arange(total + 1))
     border = np.round(wanted / each) * each
     cuts = np.where(np.abs(wanted - border) <= max(SNAP, SNAP_SHARE * each), border, np.round(wanted)).astype(int)
     for at in range(1, ranks):
@@ -76,17 +76,17 @@ def cut_points(costs: np.ndarray, ranks: int) -> np.ndarray:
     return cuts
 
 
-def cut(costs: np.ndarray, height: int, ranks: int, whole: bool = False) -> Cut:
+def cut(costs: np.ndarray, height: int, portions: np.ndarray, whole: bool = False) -> Cut:
     """The strips of V images of ``height`` pixels, piece i for rank i; see ``given_to`` for another order.
 
-    ``whole``: every image goes to one rank. Raises UserError as ``cut_points``, and when whole images are fewer than
-    ranks.
+    ``costs`` [V, T] and ``portions`` [R] as in ``cut_points``; ``whole``: every image goes to one rank. Raises
+    UserError as ``cut_points``, and when whole images are fewer than ranks.
     """
-    views, each = costs.shape
+    (views, each), ranks = costs.shape, len(portions)
     if whole and views < ranks:
         raise UserError(f"--pixels images: {views} images cannot be shared by {ranks} ranks; give a larger --batch or "
                         "--pixels strips")
-    cuts = cut_points(costs.sum(1, keepdims=True), ranks) * each if whole else cut_points(costs, ranks)
+    cuts = cut_points(costs.sum(1, keepdims=True), portions) * each if whole else cut_points(costs, portions)
     spans = [_spans(int(start), int(end), each) for start, end in pairwise(cuts)]
     rows = _rows(spans, each)
     slots = max(sum(-(-(end - start) // rows) for _, start, end in of_rank) for of_rank in spans)

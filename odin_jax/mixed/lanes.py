@@ -23,23 +23,45 @@ from odin_jax.mixed.owners import Screening
 from odin_jax.mixed.programs import MixedPrograms, MixedUnit
 from odin_jax.mixed.renderers import Entries
 from odin_jax.parallel.mesh import here, mine
-from odin_jax.publish import Publication, room_for
+from odin_jax.publish import PIECES, Publication, pieces, room_for
 from odin_jax.rooms import PairRooms
 from odin_jax.stages import Produced
 
-GRAIN = 8  # lengths of lists to a doubling
-HEADROOM = 1.25  # room for the rows of a strip over the most there have been
+HEADROOM = 1.25  # room for rows over the most there have been
 
-Lengths = tuple[int, int]  # of the lists for other ranks, and of the own one
 Screened = Callable[[int, np.ndarray, np.ndarray], None]
+
+
+class _Rooms:
+    """Room for the rows of lists by what they are: of few sizes, as they are compiled in, and never less than before.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[Any, int] = {}
+
+    def fit(self, kind: Any, most: int) -> int:
+        """Room of a ``kind`` for ``most`` rows."""
+        if most > self._rooms.get(kind, 0):
+            self._rooms[kind] = room_for(max(int(most * HEADROOM), PIECES[-1]), 1 << 30, 1)
+        return self._rooms.get(kind, PIECES[-1])
+
+
+class _Pieces(NamedTuple):
+    """Lists of rows between the ranks on their way, in pieces."""
+
+    name: str
+    pieces: list[tuple[int, int, Future[Any]]]  # first row, length, what came
+
+    @property
+    def length(self) -> int:
+        """Rows of all pieces."""
+        return sum(length for _, length, _ in self.pieces)
 
 
 class _Sent(NamedTuple):
     """Attributes on their way."""
 
-    name: str
-    far: Future[Any] | None  # those of other ranks; None: there are none
-    near: Any  # this rank's own
+    far: _Pieces
     counts: np.ndarray  # [R, Q] rows of each rank for each strip
     costs: np.ndarray  # [V, T] of the tile rows
 
@@ -59,6 +81,7 @@ class _Flight(NamedTuple):
     observed: Any  # the parameters that it reads
     screening: Screening
     entries: Entries
+    rooms: tuple[int, int]  # for rows between two ranks, and for a rank's own
     strips: tuple[Any, ...]  # ``renderers.Rendered`` of each slot
     started: float
 
@@ -70,7 +93,7 @@ class _Part(NamedTuple):
     pending: Publication
     words: Any  # [N/8] packed
     route: Any  # [Q, L]
-    lengths: Lengths
+    most: int  # rows between two ranks
 
 
 class _Returning(NamedTuple):
@@ -78,8 +101,8 @@ class _Returning(NamedTuple):
 
     part: _Part
     flight: _Flight
-    far: Any  # or the future of it
-    near: Any
+    far: _Pieces
+    near: Any  # this rank's own
 
 
 class MixedLanes(Lanes):
@@ -93,7 +116,7 @@ class MixedLanes(Lanes):
         """
         super().__init__(programs, rooms)
         self._on_screened = on_screened
-        self._places: dict[Any, int] = {}  # room for the rows of a strip, by its size
+        self._lists = _Rooms()
         self._flight: _Flight | None = None  # the unit that renders, or has ended and is not published yet
         self._state: Any = None
         self._rest: _Returning | None = None
@@ -148,53 +171,56 @@ class MixedLanes(Lanes):
         told = self._lane.wait("counts", self._lane.send(
             unit.step, "counts", partial(programs.counts(), route, screening.costs)))
         counts, costs = (np.asarray(here(part)) for part in told)
-        lengths = self._lengths(counts)
-        far, near = programs.pack(lengths)(screening, unit.table, programs.ids, route)
-        return _Sent(name, self._swap(unit.step, name, far) if lengths[0] else None, near, counts, costs)
+        most = _by_rank(counts)[0]
+        far = programs.pack(self._lists.fit("far", most))(screening, unit.table, programs.ids, route)
+        return _Sent(self._swap(unit.step, name, far, most), counts, costs)
 
-    def _swap(self, unit: int, name: str, far: Any) -> Future[Any]:
-        ranks = self._programs.ranks.count
-        self.times.add_sent(name, far.nbytes // ranks // ranks * (ranks - 1))
-        return self._lane.send(unit, name, partial(self._programs.swap(), far))
+    def _swap(self, unit: int, name: str, far: Any, most: int) -> _Pieces:
+        """Start to exchange the first ``most`` rows [R, R, C, …] that every two ranks have for each other."""
+        ranks, sent = self._programs.ranks.count, []
+        for first, length in pieces(most):
+            run = partial(self._programs.swap(length), far, scalar(first))
+            sent.append((first, length, self._lane.send(unit, name, run)))
+            self.times.add_sent(name, (ranks - 1) * length * far.shape[-1] * far.dtype.itemsize)
+        return _Pieces(name, sent)
 
-    def _lengths(self, counts: np.ndarray) -> Lengths:
-        """Lengths of the lists for rows [R, Q]: of the longest between two ranks, and of the longest own one."""
-        ranks = len(counts)
-        by_rank = counts.reshape(ranks, ranks, -1).sum(2)
-        own, most = by_rank.diagonal(), counts.shape[1] // ranks * self._programs.layout.length
-        far = np.where(np.eye(ranks, dtype=bool), 0, by_rank)
-        return room_for(int(far.max()), most, GRAIN), room_for(int(own.max()), most, GRAIN)
+    def _received(self, parts: Sequence[_Pieces], room: int, width: int, keyed: bool) -> Any:
+        """[R, room, width] what came from every rank, waiting for it; the parts one after the other."""
+        whole, at = self._programs.empty(room, width, keyed)(), 0
+        for part in parts:
+            for first, _, future in part.pieces:
+                piece = self._lane.wait(part.name, future)
+                whole = self._programs.put()(whole, piece, scalar(at + first))
+            at += part.length
+        return whole
 
     def _render(self, state: Any, unit: MixedUnit, screening: Screening, rest: _Part | None = None) -> None:
         """Send what was not yet sent of the rows, then start to render, with the ``rest`` of the unit before."""
-        early, self._early = self._early, None
+        early, self._early, programs = self._early, None, self._programs
         if early is not None and early.step == unit.step:
-            route = self._programs.narrowed()(screening.route, early.late)
+            route = programs.narrowed()(screening.route, early.late)
             sent = [early.sent, self._send(unit, "late attributes", screening, route)]
         else:
             sent = [self._send(unit, "attributes", screening, screening.route)]
         returning = None if rest is None else self._give_back(rest)
-        far = tuple(self._lane.wait(one.name, one.far) for one in sent if one.far is not None)
         counts = np.sum([one.counts for one in sent], 0)
+        parts = [one.far for one in sent]
+        rooms = (self._lists.fit("far", sum(part.length for part in parts)),
+                 self._lists.fit("near", _by_rank(counts)[1]))
+        far = self._received(parts, rooms[0], screening.attributes.shape[-1] + 1, keyed=True)
         started = time.perf_counter()
-        places = self._room(unit, int(counts.sum(0).max()))
-        entries = self._programs.ordered(unit.slots, places)(far, tuple(one.near for one in sent))
+        near = programs.keep(rooms[1])(screening, unit.table, programs.ids, screening.route)
+        places = self._lists.fit((unit.size, programs.layout.rows), int(counts.sum(0).max()))
+        entries = programs.ordered(unit.slots, places)(far, near)
         strips = self._strips(unit, entries)
         self._state, self._rest = state, returning
-        self._flight = _Flight(unit, state.gaussians, screening, entries, strips, started)
+        self._flight = _Flight(unit, state.gaussians, screening, entries, rooms, strips, started)
         if self._on_screened:
             self._on_screened(unit.step, sent[0].costs, counts)
 
     def _strips(self, unit: MixedUnit, entries: Entries) -> tuple[Any, ...]:
         render = self._programs.render(self._rooms.rooms[unit.size])
         return tuple(render(entries, scalar(slot), strip, scalar(unit.step)) for slot, strip in enumerate(unit.strips))
-
-    def _room(self, unit: MixedUnit, most: int) -> int:
-        """Room for the rows of a strip: of few sizes, as it is compiled in."""
-        key = (unit.size, self._programs.layout.rows)
-        if most > self._places.get(key, 0):
-            self._places[key] = room_for(int(most * HEADROOM), 1 << 30, 2)
-        return self._places[key]
 
     def _fitted(self) -> _Flight:
         """The unit in flight once it has ended, run in larger rooms until it fits."""
@@ -231,7 +257,7 @@ class MixedLanes(Lanes):
         run = partial(programs.returns(), flight.screening.route, programs.ids, tuple(sets.values()))
         counts, routes = self._lane.wait("counts", self._lane.send(pending.unit, "counts", run))
         each = np.asarray(here(counts))
-        return [_Part(name, pending, words, route, self._lengths(of_set))
+        return [_Part(name, pending, words, route, _by_rank(of_set)[0])
                 for (name, words), of_set, route in zip(sets.items(), each, routes, strict=True)]
 
     def _give_back(self, part: _Part) -> _Returning:
@@ -239,17 +265,24 @@ class MixedLanes(Lanes):
         flight = self._flight
         assert flight is not None
         grads = tuple(strip.d_attributes for strip in flight.strips)
-        far, near = self._programs.give_back(part.lengths)(grads, flight.entries, part.words)
-        return _Returning(part, flight, self._swap(part.pending.unit, part.name, far) if part.lengths[0] else far, near)
+        far, near = self._programs.give_back(flight.rooms)(grads, flight.entries, part.words)
+        return _Returning(part, flight, self._swap(part.pending.unit, part.name, far, part.most), near)
 
     def _receive_part(self, state: Any, returning: _Returning) -> Any:
         """The state with the update of a part, waiting for its gradients."""
-        (name, pending, words, route, _), flight, far, near = returning
+        (_, pending, words, route, _), flight, far, near = returning
         programs, unit = self._programs, flight.unit
-        if isinstance(far, Future):
-            far = self._lane.wait(name, far)
-        d_attributes = programs.collect(unit.views)(far, near, unit.table, route)
+        received = self._received([far], flight.rooms[0], near.shape[-1], keyed=False)
+        d_attributes = programs.collect(unit.views)(received, near, unit.table, route)
         chosen = programs.members()(words, programs.ids)
         return programs.advance(pending.fields, unit.views)(
             state, flight.observed, d_attributes, chosen, flight.screening.seen, unit.cameras, scalar(pending.unit),
             pending.inputs)
+
+
+def _by_rank(counts: np.ndarray) -> tuple[int, int]:
+    """(most rows that one rank has for another, most that one has for itself) of the rows [R, R·P] of strips."""
+    ranks = len(counts)
+    by_rank = counts.reshape(ranks, ranks, -1).sum(2)
+    own = np.eye(ranks, dtype=bool)
+    return int(np.where(own, 0, by_rank).max()), int(by_rank[own].max())

@@ -3,7 +3,7 @@
 Rows are projected for all views of the unit (``screen``). Which of them a strip needs follows from the pixel rows that
 they reach, and the owner sends each strip a list of them in the order of their ids (``listed``, ``pack``). Gradients of
 the attributes come back as such lists (``collect``), and go through the projection to the optimizer step
-(``advance``). Every step of this is made of all rows of the rank, and those that are not meant are left as they were, so
+(``advance``). Every step of this is made of all rows of the rank, and those that are not meant stay as they were, so
 that parts in any order give the bits of the whole.
 """
 
@@ -99,25 +99,34 @@ def listed(route: jax.Array, far: int, near: int) -> Lists:
     return Lists(lax.map(lambda flags: places(flags, far), away), places(flat[me], near))
 
 
-def pack(screening: Screening, table: Table, ids: jax.Array, route: jax.Array, lengths: tuple[int, int],
-         rows: int) -> tuple[jax.Array, jax.Array]:
-    """([R, C, F + 1] attributes for each other rank, [D, F + 1] for this one); the last column is the key of the entry.
+def pack(screening: Screening, table: Table, ids: jax.Array, route: jax.Array, room: int, rows: int) -> jax.Array:
+    """[R, C, F + 1] attributes for each other rank, C = ``room``; the last column is the key of the entry.
 
     Keys, slot·(rows + 1) + id as bits, say where an entry goes, so that what is received in parts can be put in order.
     """
-    me, length = lax.axis_index(RANKS), len(ids)
-    lists = listed(route, *lengths)
-
-    def taken(places: jax.Array, rank: jax.Array) -> jax.Array:
-        slot, row = places // length, places % length
-        used = slot < table.view.shape[1]
-        values = screening.attributes[table.view[rank, jnp.where(used, slot, 0)], row]
-        keys = jnp.where(used, slot * (rows + 1) + ids[row], NO_KEY)
-        bits = lax.bitcast_convert_type(keys.astype(jnp.int32), jnp.float32)
-        return jnp.concatenate([jnp.where(used[:, None], values, 0), bits[:, None]], -1)
-
+    lists = listed(route, room, 0)
     ranks = jnp.arange(lists.far.shape[0])
-    return jax.vmap(taken)(lists.far, ranks), taken(lists.near, me)
+    return jax.vmap(lambda places, rank: _entries(screening, table, ids, places, rank, rows))(lists.far, ranks)
+
+
+def keep(screening: Screening, table: Table, ids: jax.Array, route: jax.Array, room: int, rows: int) -> jax.Array:
+    """[D, F + 1] attributes that this rank has for itself, D = ``room``; as ``pack``."""
+    return _entries(screening, table, ids, listed(route, 0, room).near, lax.axis_index(RANKS), rows)
+
+
+def _entries(screening: Screening, table: Table, ids: jax.Array, places: jax.Array, rank: jax.Array,
+             rows: int) -> jax.Array:
+    length = len(ids)
+    slot, row = places // length, places % length
+    used = slot < table.view.shape[1]
+    values = screening.attributes[table.view[rank, jnp.where(used, slot, 0)], row]
+    keys = jnp.where(used, slot * (rows + 1) + ids[row], NO_KEY).astype(jnp.int32)
+    return jnp.concatenate([jnp.where(used[:, None], values, 0), as_column(keys)], -1)
+
+
+def as_column(keys: jax.Array) -> jax.Array:
+    """[..., 1] float32 with the bits of int32 keys [...]."""
+    return lax.bitcast_convert_type(keys, jnp.float32)[..., None]
 
 
 def collect(far: jax.Array, near: jax.Array, table: Table, route: jax.Array, views: int) -> jax.Array:

@@ -124,21 +124,52 @@ class MixedPrograms(Programs):
 
         return self.program("returns", run, (OWN, OWN, SAME), (SAME, OWN))
 
-    def pack(self, lengths: tuple[int, int]):
-        """(screening, table, ids, route) → attributes for other ranks and for this one."""
+    def pack(self, room: int):
+        """(screening, table, ids, route) → attributes for other ranks."""
         rows = self.layout.rows
 
         def run(screening, table, ids, route):
-            return owners.pack(screening, table, ids, route, lengths, rows)
+            return owners.pack(screening, table, ids, route, room, rows)
 
-        return self.program(("pack", lengths, rows), run, (OWN, SAME, OWN, OWN), OWN)
+        return self.program(("pack", room, rows), run, (OWN, SAME, OWN, OWN), OWN)
 
-    def swap(self):
-        """[R, C, …] for every rank → what every rank has for this one."""
-        return self.program("swap", lambda far: lax.all_to_all(far, RANKS, 0, 0), (OWN,), OWN)
+    def keep(self, room: int):
+        """(screening, table, ids, route) → attributes for this rank itself."""
+        rows = self.layout.rows
+
+        def run(screening, table, ids, route):
+            return owners.keep(screening, table, ids, route, room, rows)
+
+        return self.program(("keep", room, rows), run, (OWN, SAME, OWN, OWN), OWN)
+
+    def swap(self, length: int):
+        """([R, C, …] for every rank, first row) → a piece of what every rank has for this one, [R, length, …]."""
+        def run(far, first):
+            return lax.all_to_all(lax.dynamic_slice_in_dim(far, first, length, 1), RANKS, 0, 0)
+
+        return self.program(("swap", length), run, (OWN, SAME), OWN)
+
+    def empty(self, room: int, width: int, keyed: bool):
+        """() → [R, room, width] in which no row came yet; ``keyed``: the last column holds keys."""
+        ranks = self.ranks.count
+
+        def run():
+            if not keyed:
+                return jnp.zeros((ranks, room, width), jnp.float32)
+            column = owners.as_column(jnp.full((ranks, room), owners.NO_KEY, jnp.int32))
+            return jnp.concatenate([jnp.zeros((ranks, room, width - 1), jnp.float32), column], -1)
+
+        return self.program(("empty", room, width, keyed), run, (), OWN)
+
+    def put(self):
+        """(received, piece, first row) → received with the piece; uses up the first."""
+        def run(received, piece, first):
+            return lax.dynamic_update_slice_in_dim(received, piece, first, 1)
+
+        return self.program("put", run, (OWN, OWN, SAME), OWN, (0,))
 
     def ordered(self, slots: int, room: int):
-        """(parts from other ranks, own parts) → ``renderers.Entries``."""
+        """(attributes from other ranks, own) → ``renderers.Entries``."""
         rows = self.layout.rows
 
         def run(far, near):

@@ -41,15 +41,14 @@ class Rendered(NamedTuple):
     overflow: jax.Array  # [] bool
 
 
-def ordered(far: Sequence[jax.Array], near: Sequence[jax.Array], slots: int, rows: int, room: int) -> Entries:
-    """The entries of what was received in parts, [R, C, F + 1] each, and of this rank's own, [D, F + 1] each.
+def ordered(far: jax.Array, near: jax.Array, slots: int, rows: int, room: int) -> Entries:
+    """The entries of what other ranks sent, [R, C, F + 1] in any order, and of this rank's own, [D, F + 1].
 
-    ``room``: E, which every strip's rows must fit. The order is that of the keys, whatever came in which part.
+    ``room``: E, which every strip's rows must fit. The order is that of the keys.
     """
     me = lax.axis_index(RANKS)
-    values = jnp.concatenate([part.reshape(-1, part.shape[-1]) for part in (*far, *near)])
-    source = jnp.concatenate([*(jnp.repeat(jnp.arange(len(part)), part.shape[1]) for part in far),
-                              jnp.full(sum(map(len, near)), me)])
+    values = jnp.concatenate([far.reshape(-1, far.shape[-1]), near])
+    source = jnp.concatenate([jnp.repeat(jnp.arange(len(far)), far.shape[1]), jnp.full(len(near), me)])
     keys = lax.bitcast_convert_type(values[:, -1], jnp.int32)
     order = stable_order(keys.astype(jnp.uint32), KEY_BITS)
     keys = keys[order]

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -49,15 +50,18 @@ def programs_of(ranks: Ranks, optimizer: str, name: str) -> MixedPrograms:
     return MixedPrograms(ranks, pipeline, "ordered", pipeline.init(*points(), extent=1.0, seed=0))
 
 
-def homes(case: Case, rows: int, ranks: int, events: int) -> np.ndarray:
+def layout_for(case: Case, state: Any, ranks: int, events: int) -> layout.Layout:
+    alive = np.asarray(state.alive)
+    homes = np.random.default_rng(events if case.deal == "shifting" else 0).permutation(len(alive)) % ranks
     if case.deal == "blocks":
-        return np.arange(rows) * ranks // rows
-    return np.random.default_rng(events if case.deal == "shifting" else 0).permutation(rows) % ranks
+        homes = np.maximum(np.cumsum(alive) - 1, 0) * ranks // alive.sum()
+    return layout.layout_of(homes, alive, ranks)
 
 
 def cut_of(case: Case, height: int, views: int, ranks: int) -> Cut:
     rows = tile_rows(height)
-    return cut(1 + case.slope * np.arange(views * rows, dtype=float).reshape(views, rows), height, ranks)
+    costs = 1 + case.slope * np.arange(views * rows, dtype=float).reshape(views, rows)
+    return cut(costs, height, np.full(ranks, 1 / ranks))
 
 
 def run(ranks: Ranks, case: Case) -> dict[str, object]:
@@ -67,11 +71,11 @@ def run(ranks: Ranks, case: Case) -> dict[str, object]:
     programs = programs_of(ranks, case.optimizer, case.pipeline)
     pipeline = programs.pipeline
     state = pipeline.init(*points(), extent=1.0, seed=0)
-    programs.divide(layout.layout_of(homes(case, len(state.alive), ranks.count, 0), np.asarray(state.alive), ranks.count))
+    programs.divide(layout_for(case, state, ranks.count, 0))
     rooms, windows = PairRooms(), []
     executor, recorder = MixedLanes(programs, rooms), Recorder(len(state.alive))
-    runtime = Runtime(programs, executor, Admission(case.path, case.tau), layout.place(ranks, state, programs.layout), 0,
-                      case.dense, recorder=recorder)
+    placed = layout.place(ranks, state, programs.layout)
+    runtime = Runtime(programs, executor, Admission(case.path, case.tau), placed, 0, case.dense, recorder=recorder)
     sent: Counter[str] = Counter()
     slots, events = max(1, 2 // ranks.count), 0
     for step in range(1, case.steps + 1):
@@ -89,8 +93,7 @@ def run(ranks: Ranks, case: Case) -> dict[str, object]:
             for event in pipeline.events(step):
                 seen = [photos[at] for at in hooks.event_views(pipeline, event, step, state)]
                 state = pipeline.apply_event(state, event, step, seen)
-            programs.divide(layout.layout_of(
-                homes(case, len(state.alive), ranks.count, events), np.asarray(state.alive), ranks.count))
+            programs.divide(layout_for(case, state, ranks.count, events))
             runtime.restructure(layout.place(ranks, state, programs.layout))
     windows = [window for window in (*windows, runtime.drain()) if window]
     executor.close()
@@ -99,8 +102,8 @@ def run(ranks: Ranks, case: Case) -> dict[str, object]:
     state = layout.gather(ranks, runtime.now.state, programs.layout)
     report = check(recorder.events, recorder.n_rows, path=case.path)
     lives = np.asarray(state.alive)
-    bits = {name: hashlib.sha1(np.asarray(leaf)[lives].tobytes() if np.shape(leaf)[:1] == lives.shape
-                               else np.asarray(leaf).tobytes()).hexdigest() for name, leaf in named_leaves(state).items()}
+    bits = {name: hashlib.sha1((leaf[lives] if leaf.shape[:1] == lives.shape else leaf).tobytes()).hexdigest()
+            for name, leaf in named_leaves(state).items()}
     return {
         "bits": bits,
         "actions": Counter(window.decision.action.value for window in windows),
