@@ -22,7 +22,9 @@ from splat.errors import UserError
 
 FAST_MBIT = 10_000.0  # of the calibration: as good as no limit
 PATHS = ("sync-dense", "sync", "quality", "throughput")
-PUBLICATION = ("urgent geometry", "urgent colour", "rest", "whole")  # parts; the other waits are for slower ranks
+# Parts of a publication, and of the exchange of mixed parallelism; the other waits are for slower ranks.
+PUBLICATION = ("urgent geometry", "urgent colour", "rest", "whole", "urgent", "attributes", "early attributes",
+               "late attributes")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class OverlapConfig:
     repeats: int = 2  # runs of each path, in turn
     paths: tuple[str, ...] = ("sync", "quality", "throughput")  # of sync-dense, sync, quality, throughput
     exchange: str = "psum"  # psum or ordered
+    parallel: str = "dp"  # dp or mp
+    placement: str = "spatial"  # of mp: random, spatial or access
     tau: float = 0.2  # of throughput
     timeout_s: float = 3600  # of one run
     skip: int = 8  # first windows left out of the numbers: programs are compiled there
@@ -82,7 +86,8 @@ def _train(config: OverlapConfig, out: Path, mbit: float, steps: int, *options: 
     """One training over the hosts, to ``steps`` optimizer steps."""
     args = ["train", "--scene", str(config.scene), "--out", str(out), "--iterations", str(steps), "--batch",
             str(config.batch), "--downscale", str(config.downscale), "--exchange", config.exchange, "--no-lpips",
-            "--no-tensorboard", "--test-every", "8", "--checkpoint-every", "1000000", *options]
+            "--no-tensorboard", "--test-every", "8", "--checkpoint-every", "1000000", "--parallel", config.parallel,
+            "--placement", config.placement, *options]
     with hostlab(config.hosts, mbit) as lab:
         lab.train(args, out.with_name(out.name + "-logs"), config.timeout_s)
 
