@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,11 +66,11 @@ def true_depths() -> tuple[np.ndarray, np.ndarray]:
     return (AWAY - root) / length, (AWAY + root) / length
 
 
-def tilts(depth: np.ndarray, seen_by: Camera) -> np.ndarray:
+def tilts(depth: jax.Array, seen_by: Camera) -> np.ndarray:
     """Degrees between the normals of a depth map and those of the ball, of the pixels in the middle."""
     near = true_depths()[0]
     out = np.stack([X * near, Y * near, near - AWAY], -1) / RADIUS
-    cosines = np.sum(np.asarray(surface_normals(jnp.asarray(depth), seen_by)) * out, -1)
+    cosines = np.sum(np.asarray(surface_normals(depth, seen_by)) * out, -1)
     return np.degrees(np.arccos(np.clip(cosines[MIDDLE], -1, 1)))
 
 
