@@ -56,7 +56,7 @@ def ball(near_half: bool = False) -> Gaussians:
 
 def drawer(depth_ratio: float, near_half: bool = False) -> Drawer:
     pipeline = Gs2d(Gs2dConfig(depth_ratio=depth_ratio))
-    return Drawer(pipeline.surface, ball(near_half), jnp.zeros(3))
+    return Drawer(pipeline.surface, ball(near_half), np.zeros(3, np.float32))
 
 
 def true_depths() -> tuple[np.ndarray, np.ndarray]:
