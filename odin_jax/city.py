@@ -1,12 +1,13 @@
 """A city made of one trained aerial capture: its tile repeated on the ground plane, written block by block.
 
 Tiles are plain repetitions, moved and not turned or mirrored, so that view-dependent colours stay right. The photos are
-renders of one tile alone, the same files for all tiles; where the tile does not cover a pixel, its alpha is zero, which
+renders of one tile alone, the same files for all tiles; where a pixel looks past the tile, its alpha is zero, which
 takes it out of the loss: there the city shows neighbours that the photo cannot know.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from splat.scene.matrixcity import ROWS
 from splat.sh import C0
 
 PHOTOS = "photos"  # folder of the images that all blocks share
-COVERED = 0.9  # opacity of a pixel from which on the photo counts there
+COVERED = 0.9  # opacity of a pixel from which on nothing behind the tile matters there
 SOLID = 0.1  # opacity of a row from which on it says where the ground lies and may become a point
 _CLOSE = 0.9  # share of the solid rows, by distance from their median, that span the ground plane
 _OPENCV_TO_OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -48,7 +49,7 @@ class Footprint:
     def inside(self, points: np.ndarray) -> np.ndarray:
         """[P] bool: points [P, 3] above or below the rectangle."""
         flat = (points - self.centre) @ self.axes[:2].T
-        return ((flat >= self.low) & (flat < self.high)).all(axis=1)
+        return np.all((flat >= self.low) & (flat < self.high), axis=1)
 
     def shift(self, tile: tuple[int, int], tiles: tuple[int, int]) -> np.ndarray:
         """[3] how far tile (column, row) lies from the capture, which is the middle of the city."""
@@ -78,15 +79,21 @@ def find_footprint(rows: Gaussians, cameras: Sequence[Camera], share: float) -> 
     return Footprint(centre, axes, low, high)
 
 
+def ground_within(footprint: Footprint, camera: Camera, pixels: np.ndarray) -> np.ndarray:
+    """[P] bool: whether the rays through pixels [P, 2] (x, y) meet the ground plane within the tile."""
+    view = np.asarray(camera.view, np.float64)
+    fx, fy, cx, cy = np.asarray(camera.intrinsics, np.float64)
+    rays = np.stack([(pixels[:, 0] - cx) / fx, (pixels[:, 1] - cy) / fy, np.ones(len(pixels))], axis=1) @ view[:3, :3]
+    sinking = -rays @ footprint.axes[2]
+    height = (_centre(camera) - footprint.centre) @ footprint.axes[2]
+    meets = (sinking > 1e-6) & (height > 0)
+    places = _centre(camera) + rays * (height / np.where(meets, sinking, 1.0))[:, None]
+    return meets & footprint.inside(places)
+
+
 def looks_at(footprint: Footprint, camera: Camera) -> bool:
     """Whether the camera's axis meets the ground plane within the tile."""
-    view = np.asarray(camera.view, np.float64)
-    eye, ahead = _centre(camera), view[2, :3]
-    sinking = -ahead @ footprint.axes[2]
-    height = (eye - footprint.centre) @ footprint.axes[2]
-    if sinking <= 1e-6 or height <= 0:
-        return False
-    return bool(footprint.inside((eye + ahead * height / sinking)[None])[0])
+    return bool(ground_within(footprint, camera, np.asarray(camera.intrinsics)[None, 2:])[0])
 
 
 def choose_views(views: Sequence[tuple[str, Camera]], most: int | None) -> list[tuple[str, Camera]]:
@@ -125,8 +132,8 @@ def sized(rows: Gaussians, count: int | None, seed: int) -> Gaussians:
     offsets = np.zeros((count, 3))
     offsets[:, :lengths.shape[1]] = lengths * rng.normal(size=lengths.shape)
     moved = np.einsum("nij,nj->ni", _rotations(np.asarray(more.quats, np.float64)), offsets)
-    return more.replace(
-        means=(more.means + split[:, None] * moved).astype(np.float32),
+    return dataclasses.replace(
+        more, means=(more.means + split[:, None] * moved).astype(np.float32),
         log_scales=np.where(split[:, None], more.log_scales - np.log(0.8 * copies[parents])[:, None],
                             more.log_scales).astype(np.float32))
 
@@ -136,18 +143,19 @@ def take(rows: Gaussians, which: np.ndarray | slice) -> Gaussians:
     return jax.tree.map(lambda field: np.asarray(field)[which], rows)
 
 
-def write_photo(path: Path, drawer: Drawer, camera: Camera) -> float:
-    """Render one view of the tile as RGBA, alpha 255 where the tile covers the pixel; the share that it covers."""
+def write_photo(path: Path, drawer: Drawer, footprint: Footprint, camera: Camera) -> None:
+    """Render one view of the tile as RGBA; alpha 255 where the tile's ground or an opaque part of the tile is seen."""
     black, rest = (np.asarray(image) for image in drawer(camera))
-    covered = 1 - rest.mean(axis=-1) >= COVERED
-    pixels = np.dstack([to_8_bit(black), np.where(covered, 255, 0).astype(np.uint8)])
+    x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
+    ground = ground_within(footprint, camera, np.stack([x.ravel(), y.ravel()], axis=1)).reshape(x.shape)
+    known = ground | (1 - rest.mean(axis=-1) >= COVERED)
+    pixels = np.dstack([to_8_bit(black), np.where(known, 255, 0).astype(np.uint8)])
     with atomic_write(path) as file:
         Image.fromarray(pixels).save(file, format="PNG")
-    return float(covered.mean())
 
 
-def render_photos(run: LoadedRun, rows: Gaussians, views: Sequence[tuple[str, Camera]], folder: Path
-                  ) -> list[tuple[str, Camera]]:
+def render_photos(run: LoadedRun, rows: Gaussians, footprint: Footprint, views: Sequence[tuple[str, Camera]],
+                  folder: Path) -> list[tuple[str, Camera]]:
     """Write the photos of the views with their names of files below ``folder``, shown as they come."""
     def both(gaussians: Gaussians, camera: Camera, background: Any, room: int) -> tuple[jax.Array, ...]:
         black, pairs = run.pipeline.render(gaussians, camera, background, room)
@@ -159,7 +167,7 @@ def render_photos(run: LoadedRun, rows: Gaussians, views: Sequence[tuple[str, Ca
     done = []
     for name, camera in track(views, description="photos"):
         file = png_name(name, names)
-        write_photo(folder / file, drawer, camera)
+        write_photo(folder / file, drawer, footprint, camera)
         done.append((file, camera))
     return done
 
@@ -171,7 +179,8 @@ def write_block(folder: Path, rows: Gaussians, points: tuple[np.ndarray, np.ndar
     Raises UserError when the folder cannot be written to.
     """
     write_points(points[0] + shift, points[1], folder / "points.ply")
-    write_ply(rows.replace(means=(np.asarray(rows.means, np.float64) + shift).astype(np.float32)), folder / ROWS)
+    means = (np.asarray(rows.means, np.float64) + shift).astype(np.float32)
+    write_ply(dataclasses.replace(rows, means=means), folder / ROWS)  # type: ignore[arg-type]  # NumPy
     for role, listed in views.items():
         if listed:
             frames = [_frame(name, camera, shift) for name, camera in listed]

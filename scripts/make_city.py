@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rich.progress import track
 
 from odin_jax import city
@@ -37,17 +38,17 @@ def main(config: CityConfig) -> None:
         raise UserError(f"{run.folder.cameras} lists no camera; train again")
     rows = city.take(run.gaussians, slice(None))
     footprint = city.find_footprint(rows, [camera for _, camera in views], config.footprint)
-    rows = city.sized(city.take(rows, footprint.inside(rows.means)), config.rows_per_tile, config.seed)
+    rows = city.sized(city.take(rows, footprint.inside(np.asarray(rows.means))), config.rows_per_tile, config.seed)
     seen = [view for view in views if city.looks_at(footprint, view[1])]
-    split = city.choose_split([view for view in seen if view[0] not in test], [view for view in seen if view[0] in test],
-                              config.max_views_per_tile)
+    train, tests = ([view for view in seen if (view[0] in test) == held] for held in (False, True))
+    split = city.choose_split(train, tests, config.max_views_per_tile)
     listed = {role: [name for name, _ in part] for role, part in zip(("train", "test"), split, strict=True)}
     chosen = [*split[0], *split[1]]
     if not listed["train"]:
         raise UserError(f"{config.run}: no chosen training view looks at the middle of the scene from above; give a "
                         "run of an aerial capture or a larger --footprint")
-    photos = dict(zip([name for name, _ in chosen],
-                      city.render_photos(run, rows, chosen, config.out / city.PHOTOS), strict=True))
+    pictures = city.render_photos(run, rows, footprint, chosen, config.out / city.PHOTOS)
+    photos = dict(zip([name for name, _ in chosen], pictures, strict=True))
     moved = {role: [photos[name] for name in names] for role, names in listed.items()}
     points = city.points_of(rows, config.points_per_tile, config.seed)
     places = [(column, row) for row in range(tiles[1]) for column in range(tiles[0])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,10 +95,11 @@ def read_rows(path: str | Path) -> Gaussians:
     if rest_names:
         given = stack(*rest_names).reshape(count, 3, -1).transpose(0, 2, 1)
         rest[:, :given.shape[1]] = given
-    return Gaussians(  # type: ignore[arg-type]  # NumPy in place of JAX arrays
-        means=stack("x", "y", "z"), log_scales=stack(*scale_names),
-        quats=stack("rot_0", "rot_1", "rot_2", "rot_3"), opacity_logits=columns["opacity"],
-        sh_dc=stack("f_dc_0", "f_dc_1", "f_dc_2"), sh_rest=rest)
+    fields: dict[str, Any] = {  # NumPy in place of JAX arrays
+        "means": stack("x", "y", "z"), "log_scales": stack(*scale_names),
+        "quats": stack("rot_0", "rot_1", "rot_2", "rot_3"), "opacity_logits": columns["opacity"],
+        "sh_dc": stack("f_dc_0", "f_dc_1", "f_dc_2"), "sh_rest": rest}
+    return Gaussians(**fields)
 
 
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
