@@ -28,6 +28,7 @@ COMMANDS = {
     "export": ("scripts.export", "ExportConfig", "write a trained scene as .ply or .splat"),
     "mesh": ("scripts.mesh", "MeshConfig", "write the surface of a trained scene as a triangle mesh (.ply)"),
     "import": ("scripts.import_", "ImportConfig", "make a run folder from a .ply or .splat of any trainer"),
+    "make-city": ("scripts.make_city", "CityConfig", "tile a trained aerial run into a city of many blocks"),
     "plan": ("scripts.plan", "PlanConfig", "schedule the views of a capture ahead of time"),
     "report": ("scripts.report", "ReportConfig", "what runs reached and where ranks waited: tables, pictures"),
     "view": (

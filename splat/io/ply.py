@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from splat.gaussians import Gaussians
 from splat.io.files import atomic_write, check_file
 
 _REST = 45  # coefficients of degrees 1 to 3 over three channels
+_HEADER_LINES = 1000  # far more than any header has
 _REST_BY_DEGREE = (0, 9, 24, 45)
 
 
@@ -51,7 +54,12 @@ def write_ply(gaussians: Gaussians, path: str | Path, *, alive: np.ndarray | jax
 
 
 def read_ply(path: str | Path) -> Gaussians:
-    """Read Gaussians from a PLY in the 3DGS layout; lower SH degrees are filled up with zeros.
+    """The rows of ``read_rows`` on the default device. Raises UserError as that does."""
+    return jax.tree.map(jnp.asarray, read_rows(path))
+
+
+def read_rows(path: str | Path) -> Gaussians:
+    """Read Gaussians from a PLY in the 3DGS layout into NumPy arrays; lower SH degrees are filled up with zeros.
 
     Surfels (two scales) keep their two columns.
 
@@ -87,11 +95,11 @@ def read_ply(path: str | Path) -> Gaussians:
     if rest_names:
         given = stack(*rest_names).reshape(count, 3, -1).transpose(0, 2, 1)
         rest[:, :given.shape[1]] = given
-    return Gaussians(
-        means=jnp.asarray(stack("x", "y", "z")), log_scales=jnp.asarray(stack(*scale_names)),
-        quats=jnp.asarray(stack("rot_0", "rot_1", "rot_2", "rot_3")),
-        opacity_logits=jnp.asarray(columns["opacity"]),
-        sh_dc=jnp.asarray(stack("f_dc_0", "f_dc_1", "f_dc_2")), sh_rest=jnp.asarray(rest))
+    fields: dict[str, Any] = {  # NumPy in place of JAX arrays
+        "means": stack("x", "y", "z"), "log_scales": stack(*scale_names),
+        "quats": stack("rot_0", "rot_1", "rot_2", "rot_3"), "opacity_logits": columns["opacity"],
+        "sh_dc": stack("f_dc_0", "f_dc_1", "f_dc_2"), "sh_rest": rest}
+    return Gaussians(**fields)
 
 
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -111,6 +119,39 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if np.issubdtype(colours.dtype, np.floating):
         colours = np.rint(255 * np.clip(colours, 0, 1))
     return points, colours.astype(np.uint8)
+
+
+def write_points(points: np.ndarray, colours: np.ndarray, path: str | Path) -> None:
+    """Write [P, 3] positions as float32 and [P, 3] uint8 colours as a binary PLY, atomically.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    names = [*((name, "<f4") for name in "xyz"), *((name, "u1") for name in ("red", "green", "blue"))]
+    vertices = np.empty(len(points), names)
+    for at in range(3):
+        vertices["xyz"[at]] = points[:, at]
+        vertices[names[3 + at][0]] = colours[:, at]
+    with atomic_write(Path(path)) as file:
+        PlyData([PlyElement.describe(vertices, "vertex")], byte_order="<").write(file)
+
+
+def count_vertices(path: str | Path) -> int:
+    """How many vertices a PLY's header announces; nothing behind the header is read.
+
+    Raises:
+        UserError: missing, a Git LFS pointer, or no PLY with vertices.
+    """
+    path = Path(path)
+    check_file(path, "PLY")
+    with path.open("rb") as file:
+        for line in itertools.islice(file, _HEADER_LINES):
+            words = line.split()
+            if words[:2] == [b"element", b"vertex"] and len(words) == 3 and words[2].isdigit():
+                return int(words[2])
+            if words == [b"end_header"]:
+                break
+    raise UserError(f"PLY {path} is cut off or no PLY with vertices; copy it again")
 
 
 def _vertices(path: Path) -> np.ndarray:

@@ -10,6 +10,7 @@ from splat.errors import UserError
 from splat.scene.assemble import LoadOptions, assemble, keep_points
 from splat.scene.blender import is_blender, read_blender
 from splat.scene.colmap import find_models, read_colmap
+from splat.scene.matrixcity import is_matrixcity, read_matrixcity
 from splat.scene.nerfstudio import is_transforms, read_transforms
 from splat.scene.npz import load_npz, save_npz
 from splat.scene.types import AlphaMode, Scene
@@ -24,11 +25,13 @@ def load_scene(path: str | Path, *, downscale: float = 1, test_every: int = 8, s
 
     Args:
         path: a folder with a COLMAP model (``sparse/*``, ``sparse`` or the folder itself), a folder or file
-            ``transforms.json`` (nerfstudio, instant-ngp), a folder with ``transforms_train.json`` (Blender),
-            or an ``.npz`` saved by ``save_npz``.
+            ``transforms.json`` (nerfstudio, instant-ngp), a folder with ``transforms_train.json`` (Blender, or
+            MatrixCity where there is a PLY of points or focal lengths), a folder of such folders ``block_*``, or
+            an ``.npz`` saved by ``save_npz``.
         downscale: photo side over training side; intrinsics follow exactly, per axis.
         test_every: every n-th photo by name is a test view, 0: none (COLMAP: those in the model's test.txt,
-            if any). Blender scenes bring their own split, .npz files that, ``alpha`` and ``background`` too.
+            if any). Blender and MatrixCity scenes bring their own split, .npz files that, ``alpha`` and
+            ``background`` too.
         seed: of the random start and of the choice of ``max_points``.
         max_points: keep at most this many points.
         background: colour in 0..1 behind photos whose alpha is composited.
@@ -64,9 +67,11 @@ def _recognised(path: Path, images: str | None, options: LoadOptions, alpha: Alp
         return load_npz(path, downscale=options.downscale)
     if find_models(path):
         return assemble(read_colmap(path, images, options.test_every), path, options)
+    if is_matrixcity(path):
+        return assemble(read_matrixcity(path), path, options)
     if is_blender(path):
         return assemble(read_blender(path), path, replace(options, alpha=alpha or "background"))
     if is_transforms(path):
         return assemble(read_transforms(path), path, options)
     raise UserError(f"{path} holds no COLMAP model (sparse/*/cameras.bin or .txt), transforms.json, "
-                    "transforms_train.json or .npz; give the folder of a capture")
+                    "transforms_train.json (here or in block_*) or .npz; give the folder of a capture")

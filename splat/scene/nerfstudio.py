@@ -40,7 +40,7 @@ def read_transforms(path: Path) -> SourceScene:
         photo = photo_path(root, frame, listing, number)
         mask = frame.get("mask_path")
         views.append(SourceView(_name(photo, root), photo, pose_of(frame, listing, number),
-                                _lens(data | frame, photo, listing), root / mask if mask else None))
+                                lens_of(data | frame, photo, listing), root / mask if mask else None))
     cloud = data.get("ply_file_path")
     points, colours = read_points(root / cloud) if cloud else no_points()
     return SourceScene(views, points, colours, masks_folder=root / "masks")
@@ -83,15 +83,15 @@ def photo_path(root: Path, frame: dict[str, Any], listing: Path, number: int) ->
     return found or (given if given.suffix else given.with_name(given.name + ".png"))
 
 
-def pose_of(frame: dict[str, Any], listing: Path, number: int) -> np.ndarray:
-    """[4, 4] float64 world → camera in OpenCV axes from the frame's camera → world in OpenGL axes.
+def pose_of(frame: dict[str, Any], listing: Path, number: int, field: str = "transform_matrix") -> np.ndarray:
+    """[4, 4] float64 world → camera in OpenCV axes from the frame's ``field``, camera → world in OpenGL axes.
 
     Raises:
         UserError: not 3x4 or 4x4 finite numbers, or not a rotation.
     """
-    where = f"transform_matrix of frame {number} ({frame.get('file_path')}) of {listing}"
+    where = f"{field} of frame {number} ({frame.get('file_path')}) of {listing}"
     try:
-        matrix = np.asarray(frame.get("transform_matrix"), np.float64)
+        matrix = np.asarray(frame.get(field), np.float64)
     except (TypeError, ValueError):
         matrix = np.zeros(0)
     if matrix.shape not in ((4, 4), (3, 4)):
@@ -133,7 +133,12 @@ def angle_of(data: dict[str, Any], key: str, listing: Path) -> float:
     return float(angle)
 
 
-def _lens(values: dict[str, Any], photo: Path, listing: Path) -> Lens:
+def lens_of(values: dict[str, Any], photo: Path, listing: Path) -> Lens:
+    """The lens of a listing's fields, those of one frame over those of the whole.
+
+    Raises:
+        UserError: a lens that is not pinhole, or a field that is not a number.
+    """
     model = "fisheye" if values.get("is_fisheye") else values.get("camera_model", "OPENCV")
     if model not in _LENS_MODELS:
         raise UserError(f"camera model {model} in {listing} is not supported (fisheyes and panoramas are not "
