@@ -45,7 +45,7 @@ class TrainConfig:
     path: Literal["sync-dense", "sync", "quality", "throughput"] | None = None  # what units wait for; None: quality
     tau: float = 0.2  # throughput: share of rows, and of the mean gradient, up to which rows are read late, 0..1
     parallel: Literal["dp", "mp"] = "dp"  # dp: a rank has all rows and some views; mp: some rows and some pixels
-    placement: Literal["random", "spatial", "access"] = "spatial"  # mp: rows by chance, by place, by the views' use
+    placement: Literal["random", "spatial", "access"] = "random"  # mp: rows by chance, by place, by the views' use
     pixels: Literal["strips", "images"] = "strips"  # mp: what ranks share of a unit's images: tile rows or whole ones
     exchange: Literal["psum", "ordered"] = "psum"  # sum over ranks: as fast as can be, or bit-reproducible
     executor: Literal["auto", "fused", "lanes"] = "auto"  # fused: one program; lanes: two threads; auto: by device

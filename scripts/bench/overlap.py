@@ -45,7 +45,7 @@ class OverlapConfig:
     paths: tuple[str, ...] = ("sync", "quality", "throughput")  # of sync-dense, sync, quality, throughput
     exchange: str = "psum"  # psum or ordered
     parallel: str = "dp"  # dp or mp
-    placement: str = "spatial"  # of mp: random, spatial or access
+    placement: str = "random"  # of mp: random, spatial or access
     tau: float = 0.2  # of throughput
     timeout_s: float = 3600  # of one run
     skip: int = 8  # first windows left out of the numbers: programs are compiled there
