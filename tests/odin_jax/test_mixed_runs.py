@@ -34,8 +34,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(capture, whole
     finished(launch(1, capture, tmp_path / "parts", **MIXED, **before, **{"--placement": "access"}))
     assert same_bits(whole, tmp_path / "parts", STEPS)
     record = json.loads((whole / "record.json").read_text())
-    assert record["decisions"]["partial: quality-first"] > 15 and record["n_primitives"] > 40
-    assert record["sent_bytes"]["early attributes"] > 0 and record["sent_bytes"]["rest"] > 0
+    assert record["n_primitives"] > 40 and record["sent_bytes"]["attributes"] > 0
 
 
 def test_data_parallelism_goes_on_from_mixed_and_back(capture, whole, tmp_path):
@@ -51,13 +50,15 @@ def test_data_parallelism_goes_on_from_mixed_and_back(capture, whole, tmp_path):
     assert max(losses) < 1.1 * min(losses)
 
 
-def test_four_processes_go_on_from_two_ranks_with_the_bits_of_synchronised_training(capture, whole, tmp_path):
+def test_four_processes_end_with_the_bits_of_synchronised_training(scenes_dir, tmp_path):
+    real = {**MIXED, "--downscale": "16", "--max-points": "4000", "--cap": "5000", "--batch": "2"}
     for path in ("sync", "quality"):
-        finished(launch(4, capture, tmp_path / path, **MIXED, **{
-            "--resume": str(whole / "checkpoints" / "20"), "--path": path, "--batch": "2"}))
+        finished(launch(4, scenes_dir / "chia_apartments", tmp_path / path, **real, **{"--path": path}))
+    assert same_bits(tmp_path / "sync", tmp_path / "quality", 20)
     assert same_bits(tmp_path / "sync", tmp_path / "quality", STEPS)
     record = json.loads((tmp_path / "quality" / "record.json").read_text())
     assert len(record["processes"]) == 4 and record["decisions"]["partial: quality-first"] > 5
+    assert record["sent_bytes"]["early attributes"] > 0 and record["sent_bytes"]["rest"] > 0
 
 
 @pytest.mark.parametrize(("options", "line"), [
