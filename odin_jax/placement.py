@@ -67,11 +67,11 @@ def with_parts(ranks: Ranks, pipeline: Any, state: Any) -> Any:
 
 
 def _parts(ranks: Ranks, pipeline: Any, state: Any) -> dict[str, Any]:
-    return here(_gather(ranks)(_local(pipeline, state)))
+    return here(gatherer(ranks)(_local(pipeline, state)))
 
 
 @cache
-def _gather(ranks: Ranks) -> Callable[[Any], Any]:
+def gatherer(ranks: Ranks) -> Callable[[Any], Any]:
     """The program that gives all ranks the parts of each; compiled once."""
     return ranks.program(lambda tree: jax.tree.map(exchange.every, tree), (OWN,), SAME)
 

@@ -47,6 +47,12 @@ class Strip:
         return jnp.arange(self.photo.shape[0], dtype=jnp.int32) + self.top
 
 
+def part_of(camera: Camera, top: int, height: int) -> Camera:
+    """The camera of the ``height`` pixel rows from row ``top`` on, which may lie outside its image; NumPy arrays."""
+    moved: Any = np.asarray(camera.intrinsics) - np.asarray([0, 0, 0, top], np.float32)
+    return Camera(camera.view, moved, camera.width, height)
+
+
 def cut_out(view: View, first: int, count: int, rows: int) -> Strip:
     """The strip of own rows ``first`` to ``first + count`` of a view [H, W], of ``rows`` + 2·HALO rows in all.
 
@@ -62,8 +68,7 @@ def cut_out(view: View, first: int, count: int, rows: int) -> Strip:
         return np.pad(pixels[inside], [margins] + [(0, 0)] * (pixels.ndim - 1))
 
     weight = photo.shape[0] * photo.shape[1] if mask is None else np.sum(mask, dtype=np.float64) / 255
-    moved = np.asarray(view.camera.intrinsics) - np.asarray([0, 0, 0, top], np.float32)
-    camera = Camera(view.camera.view, moved, photo.shape[1], rows + 2 * HALO)  # type: ignore[arg-type]
+    camera = part_of(view.camera, top, rows + 2 * HALO)
     numbers: Any = np.int32(first), np.int32(count), np.int32(height), np.float32(weight)
     return Strip(camera, part(photo), None if mask is None else part(mask), view.background, *numbers)  # type: ignore[arg-type]
 

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from odin_jax import exchange
 from odin_jax.parallel.mesh import OWN, SAME, Ranks, here
+from odin_jax.placement import gatherer
 from splat.density import ROW_MULTIPLE
 from splat.errors import UserError
 
@@ -88,8 +88,7 @@ def gather(ranks: Ranks, state: Any, layout: Layout) -> Any:
 
     No device ever holds more of an array than ``CHUNK`` rows of each rank.
     """
-    program = ranks.program(exchange.every, (OWN,), SAME)
-    known = layout.ids < layout.rows
+    program, known = gatherer(ranks), layout.ids < layout.rows
 
     def whole(leaf: Any) -> np.ndarray:
         if leaf.ndim < 2:  # one number, the same on all ranks

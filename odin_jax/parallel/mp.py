@@ -25,10 +25,9 @@ from odin_jax.train_config import TrainConfig
 from odin_jax.trainer import Position
 from odin_jax.window import Assigned, Window
 from sched.plan import Plan
-from splat.cameras import Camera
 from splat.errors import UserError
 from splat.scene.types import Photo, Scene
-from splat.strips import HALO
+from splat.strips import HALO, part_of
 
 LOOKED_AT = 256  # most training views by whose rows the placement "access" goes
 
@@ -134,15 +133,9 @@ class MixedParallel(Planned):
         if size in self._rooms.rooms:
             return
         tops = range(-HALO, photos[0].height - HALO, rows)
-        pairs = [int(self._pipeline.scope(self._settled, _cropped(camera_of(photo), top, size[1]))[1])
+        pairs = [int(self._pipeline.scope(self._settled, part_of(camera_of(photo), top, size[1]))[1])
                  for photo in photos for top in tops]
         self._rooms.open(size, max(pairs), growth(self._settled))
-
-
-def _cropped(camera: Camera, top: int, height: int) -> Camera:
-    """The camera of the ``height`` pixel rows from ``top`` on."""
-    moved = np.asarray(camera.intrinsics) - np.asarray([0, 0, 0, top], np.float32)
-    return Camera(camera.view, moved, camera.width, height)  # type: ignore[arg-type]
 
 
 def _on_host(state: Any) -> Any:

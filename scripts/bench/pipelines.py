@@ -25,6 +25,7 @@ from odin_jax.evaluate import Drawer, to_8_bit, write_png
 from odin_jax.loaded import open_run
 from odin_jax.options import parse
 from odin_jax.runs import RunFolder, read_json, write_json
+from scripts.bench._markdown import markdown_table, ratio_cell
 from splat.cameras import Camera
 from splat.errors import UserError
 from splat.surfel.losses import surface_normals
@@ -74,13 +75,10 @@ def main(argv: list[str]) -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    lines = [HEADINGS, ["---"] * len(HEADINGS)]
-    for row in rows:
-        ratio = "" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
-        lines.append([row["scene"], row["preset"], f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['lpips']:.3f}",
-                      f"{row['n_primitives']:,}", f"{row['cpu_s']:.0f}", ratio, f"{row['peak_rss_mb']:.0f}",
-                      f"{row['roughness']:.1f}"])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown_table(HEADINGS, [
+        [row["scene"], row["preset"], f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['lpips']:.3f}",
+         f"{row['n_primitives']:,}", f"{row['cpu_s']:.0f}", ratio_cell(row["cpu_ratio"]), f"{row['peak_rss_mb']:.0f}",
+         f"{row['roughness']:.1f}"] for row in rows])
 
 
 def roughness(draw: Drawer, cameras: Sequence[Camera]) -> float:

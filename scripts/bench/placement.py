@@ -16,6 +16,7 @@ from typing import Any
 
 from odin_jax.options import parse
 from odin_jax.runs import read_json, write_json
+from scripts.bench._markdown import markdown_table, ratio_cell
 from scripts.bench.overlap import windows_of
 from splat.errors import UserError
 
@@ -62,11 +63,9 @@ def main(argv: list[str]) -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    lines = [HEADINGS, ["---"] * len(HEADINGS)]
-    for row in rows:
-        ratio = "" if row["of_dp"] is None else f"{row['of_dp']:.2f}"
-        lines.append([str(row["ranks"]), row["regime"], f"{row['sent_mb']:.2f}", ratio, f"{row['step_s']:.2f}"])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown_table(HEADINGS, [
+        [str(row["ranks"]), row["regime"], f"{row['sent_mb']:.2f}", ratio_cell(row["of_dp"]), f"{row['step_s']:.2f}"]
+        for row in rows])
 
 
 def _row(config: PlacementBench, ranks: int, regime: str) -> dict[str, Any]:
